@@ -1,0 +1,123 @@
+"""Bin packing for the planner: first-fit decreasing, and an even spread over a given number of slots.
+
+Both take from one structure, the lengths not yet placed in decreasing order: filling one bin with the longest that
+still fits, again and again, is first-fit decreasing seen from the bin, and needs no search over bins.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64 = NDArray[np.int64]
+
+
+class Unplaced:
+    """Lengths not yet placed, longest first; taking one is constant time but for path compression."""
+
+    def __init__(self, lengths: Int64) -> None:
+        self.order = np.argsort(-lengths, kind="stable")
+        self.lengths: list[int] = lengths[self.order].tolist()
+        self._ascending = [-length for length in self.lengths]
+        self._next = list(range(len(self.lengths) + 1))  # _next[i] == i: still here; else look further on
+
+    def longest(self, at: int = 0) -> int:
+        """The first place from `at` on that still holds a length; len(lengths) when there is none."""
+        following = self._next
+        found = at
+        while following[found] != found:
+            found = following[found]
+        while following[at] != found:
+            following[at], at = found, following[at]
+        return found
+
+    def take(self, place: int) -> int:
+        """Remove and return the length at `place`."""
+        self._next[place] = place + 1
+        return self.lengths[place]
+
+    def fill(self, room: int) -> list[int]:
+        """Take the longest length that fits into what is left of `room`, until none does; return the places.
+
+        A longest length over `room` is taken alone.
+        """
+        first = self.longest()
+        if first < len(self.lengths) and self.lengths[first] > room:
+            self.take(first)
+            return [first]
+        places = []
+        while (place := self.longest(bisect_left(self._ascending, -room))) < len(self.lengths):
+            room -= self.take(place)
+            places.append(place)
+        return places
+
+    def unsorted(self, value_of_place: Int64) -> Int64:
+        """Values of the places as values of the lengths in their given order."""
+        out = np.empty_like(value_of_place)
+        out[self.order] = value_of_place
+        return out
+
+
+def first_fit_decreasing(lengths: Int64, room: int) -> Int64:
+    """Put each length, longest first, into the first bin with room; a longer one has a bin of its own.
+
+    Worked: lengths 3, 6, 4, 7 into bins of 10 are placed as 7 | 6, 4 into the second | 3 beside 7: bins 0, 1, 1, 0.
+
+    Args:
+        lengths: int64 [S], not negative.
+        room: of every bin, positive.
+
+    Returns:
+        int64 [S], the bin of each length; bins are numbered from 0 without gaps.
+    """
+    unplaced = Unplaced(lengths)
+    bin_of_place = np.empty(len(lengths), dtype=np.int64)
+    placed, bins = 0, 0
+    while placed < len(lengths):
+        places = unplaced.fill(room)
+        bin_of_place[places] = bins
+        placed, bins = placed + len(places), bins + 1
+    return unplaced.unsorted(bin_of_place)
+
+
+def spread(lengths: Int64, room: int, rows: int, width: int) -> Int64 | None:
+    """Spread lengths over rows of `width` slots so that the sum over rows of the fullest slot is small.
+
+    While the longest length exceeds an even share of what is left, it sets the height of a row, and the row's other
+    slots are filled to that height; what is left then goes, longest first, to the emptiest slot of the other rows.
+    Worked: 8, 2, 2, 2, 1, 1 in 2 rows of 2 slots: 8 > 16/4, so row 0 is 8 | 2 2 2 1 1 and row 1 stays empty.
+
+    Args:
+        lengths: int64 [S], not negative.
+        room: of every slot; a longer length has a slot of its own.
+        rows: number of rows, positive.
+        width: slots of a row, positive.
+
+    Returns:
+        int64 [S], the slot of each length, row by row; None where it does not fit.
+    """
+    unplaced, slots = Unplaced(lengths), rows * width
+    slot_of_place = np.empty(len(lengths), dtype=np.int64)
+    left, slot = int(lengths.sum()), 0
+    while (first := unplaced.longest()) < len(lengths) and slot + width < slots:
+        height = min(unplaced.lengths[first], room)
+        if height * (slots - slot) <= left:
+            break
+        for _ in range(width):
+            places = unplaced.fill(height)
+            slot_of_place[places] = slot
+            left -= sum(unplaced.lengths[place] for place in places)
+            slot += 1
+    emptiest = [(0, other) for other in range(slot, slots)]
+    while first < len(lengths):
+        filled, slot = emptiest[0]
+        length = unplaced.take(first)
+        if filled and filled + length > room:
+            return None
+        heapq.heapreplace(emptiest, (filled + length, slot))
+        slot_of_place[first] = slot
+        first = unplaced.longest(first)
+    return unplaced.unsorted(slot_of_place)

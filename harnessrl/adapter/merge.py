@@ -1,0 +1,279 @@
+"""From the calls of a rollout to its training samples, by exact token prefixes.
+
+The context of a call is its prompt followed by its response. A call extends a sample when the sample's last context is
+an exact prefix of the call's prompt: then every token of both stands behind the prompt that it was sampled from.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from harnessrl.adapter.prefix import NO_IDS, PrefixTree, common_prefix
+from harnessrl.adapter.types import Break, Call, Int32, Merge, Rollout, Sample, Skip, Span
+
+STRATEGIES = ("per_call", "adjacent", "best_effort", "substitute")
+SKIP_REASONS = (
+    "missing_ids",
+    "empty_response",
+    "undelivered",
+    "superseded",
+    "constrained",
+    "not_trainable",
+    "missing_logprobs",
+    "too_long",
+)
+
+
+class Tokenizer(Protocol):
+    """What "substitute" needs of a tokenizer: ids to text, special tokens included."""
+
+    def decode(self, token_ids: list[int], /) -> str: ...
+
+
+def merge_calls(
+    rollout: Rollout,
+    strategy: str = "best_effort",
+    *,
+    require_logprobs: bool = True,
+    max_sample_tokens: int | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Merge:
+    """Merge the calls of one rollout into samples that train every sampled token behind its own exact prompt.
+
+    A call (p, a) extends a sample with context c when c = p[:len(c)]; the sample then reads p + a. Except under
+    "substitute", every trained call has exactly one span, and there ``token_ids[:start] == prompt_ids``,
+    ``token_ids[start:stop] == response_ids``, ``logprobs[start:stop]`` are the call's own.
+
+    Args:
+      rollout: the calls in order of arrival; not changed.
+      strategy: "per_call" (a sample a call), "adjacent" (only the sample of the call that arrived just before is
+        extended), "best_effort" (the open sample with the longest context that fits is extended, calls taken by prompt
+        length: the number of samples is the least possible, whatever the order of arrival) or "substitute" (history is
+        overwritten by what was sampled wherever the text agrees: biased, for measuring that bias;
+        ``Sample.faithful`` is False).
+      require_logprobs: True skips calls without logprobs; False trains them, with NaN in their places.
+      max_sample_tokens: a call whose prompt + response is longer, in tokens, is skipped; None is no limit.
+      tokenizer: anything with ``decode(ids) -> str`` that keeps special tokens; only "substitute" uses it.
+
+    Returns:
+      Merge(samples, breaks, skipped).
+
+    Raises:
+      ValueError: unknown strategy, a limit below 1, or "substitute" without a tokenizer.
+
+    Source: arXiv:2608.17528, section on retokenization and merging ("best effort"; "request buffer" is "substitute").
+    That the fewest samples are reached by taking calls in order of prompt length is ours (Dilworth on a forest).
+    """
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy is {strategy!r}; allowed: {', '.join(STRATEGIES)}")
+    if max_sample_tokens is not None and max_sample_tokens < 1:
+        raise ValueError(f"max_sample_tokens is {max_sample_tokens}; allowed: 1 or more, or None for no limit")
+    skipped = _skips(rollout, require_logprobs, max_sample_tokens)
+    left_out = {skip.call_id for skip in skipped}
+    calls = [call for call in rollout.calls if call.call_id not in left_out]
+    if strategy == "substitute":
+        if tokenizer is None:
+            raise ValueError("tokenizer is None; strategy 'substitute' compares decoded text and needs one")
+        chains, breaks = _chain(rollout, *_by_text(calls, tokenizer.decode))
+    else:
+        chains, breaks = _chain(rollout, calls if strategy == "adjacent" else _merge_order(calls), _ROUTES[strategy])
+    faithful = strategy != "substitute"
+    samples = tuple(_sample(rollout, index, chain, faithful) for index, chain in enumerate(chains))
+    return Merge(samples=samples, breaks=tuple(breaks), skipped=tuple(skipped))
+
+
+def _skips(rollout: Rollout, require_logprobs: bool, max_sample_tokens: int | None) -> list[Skip]:
+    """The calls that are not trained, in order of arrival, each with the first reason that holds."""
+    last_try = {call.request_id: call.call_id for call in rollout.calls if call.delivered}
+    skipped = []
+    for call in rollout.calls:
+        length = len(call.prompt_ids) + len(call.response_ids)
+        holds = (
+            len(call.prompt_ids) == 0,
+            len(call.response_ids) == 0,
+            not call.delivered,
+            call.request_id is not None and last_try.get(call.request_id) != call.call_id,
+            call.constrained,
+            not call.trainable,
+            require_logprobs and call.logprobs is None,
+            max_sample_tokens is not None and length > max_sample_tokens,
+        )
+        if True in holds:
+            reason = SKIP_REASONS[holds.index(True)]
+            skipped.append(Skip(call_id=call.call_id, reason=reason, tokens=len(call.response_ids)))
+    return skipped
+
+
+def _merge_order(calls: Sequence[Call]) -> list[Call]:
+    """By prompt length, then prompt ids, response ids, call id: whoever a call can extend comes before it."""
+    by_length: dict[int, list[Call]] = {}
+    for call in calls:
+        by_length.setdefault(len(call.prompt_ids), []).append(call)
+    return [call for length in sorted(by_length) for call in _by_ids(by_length[length])]
+
+
+def _by_ids(calls: list[Call]) -> list[Call]:
+    """Calls with prompts of one length by prompt ids, response ids, call id.
+
+    A quicksort by first difference from a pivot, which compares each token about once however much prompts share.
+    """
+    ordered: list[Call] = []
+    todo: list[tuple[list[Call], int | None]] = [(calls, 0)]  # last group first; agreed length, None where all agree
+    while todo:
+        group, at = todo.pop()
+        if len(group) == 1:
+            ordered += group
+            continue
+        if at is None:
+            ordered += sorted(group, key=lambda call: (call.response_ids.tolist(), call.call_id))
+            continue
+        parts: dict[tuple[int, int, int], list[Call]] = {}
+        for call in group:
+            parts.setdefault(_against(group[0].prompt_ids, call.prompt_ids, at), []).append(call)
+        for key in sorted(parts, reverse=True):
+            todo.append((parts[key], abs(key[1]) + 1 if key[0] else None))
+    return ordered
+
+
+def _against(pivot: Int32, ids: Int32, at: int) -> tuple[int, int, int]:
+    """Sort key among vectors of one length that agree up to ``at``: (side of the pivot, how near to it, next token)."""
+    if ids is not pivot:
+        at = common_prefix(pivot, NO_IDS, ids, NO_IDS, at)
+        if at < len(ids):
+            return (-1, at, int(ids[at])) if ids[at] < pivot[at] else (1, -at, int(ids[at]))
+    return (0, 0, 0)
+
+
+class _Chain:
+    """A sample being built: its calls, where their responses start, and the tokens before the last response."""
+
+    __slots__ = ("calls", "prompt", "starts")
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.starts: list[int] = []
+        self.prompt: Int32 = NO_IDS
+
+    def extend(self, call: Call, prompt: Int32) -> None:
+        self.calls.append(call)
+        self.starts.append(len(prompt))
+        self.prompt = prompt
+
+    def tokens(self) -> Int32:
+        return np.concatenate([self.prompt, self.calls[-1].response_ids])
+
+
+Route = Callable[[Call, "list[_Chain]", "PrefixTree"], tuple[int, Int32] | None]
+"""Which chain a call extends, and the prompt it then has; None opens a new one."""
+
+
+def _chain(rollout: Rollout, calls: Sequence[Call], route: Route) -> tuple[list[_Chain], list[Break]]:
+    """Take the calls in the order given; each extends the chain that ``route`` names or opens a new one."""
+    chains: list[_Chain] = []
+    breaks: list[Break] = []
+    joints: list[int] = []
+    tree = PrefixTree()
+    for order, call in enumerate(calls):
+        shared, first = tree.add(call.prompt_ids, call.response_ids, order)
+        target = route(call, chains, tree)
+        if target is not None:
+            index, prompt = target
+            last = chains[index].calls[-1]
+            joints.append(len(last.prompt_ids) + len(last.response_ids))
+        else:
+            index, prompt = len(chains), call.prompt_ids
+            chains.append(_Chain())
+            joints.append(0)
+            if index:
+                at = {"position": shared, "joint": joints[first]}
+                breaks.append(Break(rollout=rollout, sample=index, call=call, earlier=calls[first], **at))
+        chains[index].extend(call, prompt)
+        tree.open_end(len(call.prompt_ids) + len(call.response_ids), index)
+    return chains, breaks
+
+
+def _to_none(call: Call, chains: list[_Chain], tree: PrefixTree) -> None:
+    return None
+
+
+def _to_previous(call: Call, chains: list[_Chain], tree: PrefixTree) -> tuple[int, Int32] | None:
+    index = tree.take_end(len(call.prompt_ids), only=len(chains) - 1)  # the previous call is in the newest chain
+    return None if index is None else (index, call.prompt_ids)
+
+
+def _to_longest(call: Call, chains: list[_Chain], tree: PrefixTree) -> tuple[int, Int32] | None:
+    index = tree.take_end(len(call.prompt_ids))
+    return None if index is None else (index, call.prompt_ids)
+
+
+_ROUTES: dict[str, Route] = {"per_call": _to_none, "adjacent": _to_previous, "best_effort": _to_longest}
+
+
+def _sample(rollout: Rollout, index: int, chain: _Chain, faithful: bool) -> Sample:
+    token_ids = chain.tokens()
+    loss_mask = np.zeros(len(token_ids), dtype=np.bool_)
+    logprobs = np.zeros(len(token_ids), dtype=np.float32)
+    policy_version = np.full(len(token_ids), -1, dtype=np.int32)
+    spans = []
+    for call, start in zip(chain.calls, chain.starts, strict=True):
+        stop = start + len(call.response_ids)
+        loss_mask[start:stop] = True
+        logprobs[start:stop] = np.nan if call.logprobs is None else call.logprobs
+        policy_version[start:stop] = call.policy_version
+        spans.append(Span(call_id=call.call_id, start=start, stop=stop))
+    return Sample(
+        rollout_id=rollout.rollout_id,
+        group_id=rollout.group_id,
+        index=index,
+        token_ids=token_ids,
+        loss_mask=loss_mask,
+        logprobs=logprobs,
+        policy_version=policy_version,
+        spans=tuple(spans),
+        faithful=faithful,
+    )
+
+
+def _by_text(calls: Sequence[Call], decode: Callable[[list[int]], str]) -> tuple[list[Call], Route]:
+    """The order and the route of "substitute": extend the sample with the longest text that starts the prompt's text.
+
+    Written to be plain, not fast: it decodes every prompt and is for measuring only.
+    """
+    texts = {call.call_id: decode(call.prompt_ids.tolist()) for call in calls}
+    known: list[tuple[Int32, str]] = []  # tokens and text of each chain so far
+
+    def route(call: Call, chains: list[_Chain], tree: PrefixTree) -> tuple[int, Int32] | None:
+        index, prompt = len(chains), call.prompt_ids
+        fits = [i for i, (_, text) in enumerate(known) if texts[call.call_id].startswith(text)]
+        for i in sorted(fits, key=lambda i: (-len(known[i][1]), -_shared(known[i][0], prompt), i)):
+            at = _same_text(known[i][0], prompt, decode)
+            if at is not None:
+                index, prompt = i, np.concatenate([known[i][0], prompt[at:]])
+                break
+        tokens = np.concatenate([prompt, call.response_ids])
+        known[index : index + 1] = [(tokens, decode(tokens.tolist()))]
+        return (index, prompt) if index < len(chains) else None
+
+    return sorted(_merge_order(calls), key=lambda call: len(texts[call.call_id])), route
+
+
+def _shared(x: Int32, y: Int32) -> int:
+    return common_prefix(x, NO_IDS, y, NO_IDS, 0)
+
+
+def _same_text(tokens: Int32, prompt: Int32, decode: Callable[[list[int]], str]) -> int | None:
+    """Number of prompt tokens whose text is that of ``tokens``; None where no token boundary lies there."""
+    shared = _shared(tokens, prompt)
+    if shared == len(tokens):
+        return shared
+    start = max(0, shared - 8)  # some common tokens first: pieces of a character mean nothing alone
+    wanted = decode(tokens[start:].tolist())
+    near = bisect_left(range(len(prompt)), len(wanted), lo=shared, key=lambda k: len(decode(prompt[start:k].tolist())))
+    # Unfinished characters make text lengths uneven, so look around; of several, one that ends alike, then the first.
+    around = range(max(shared, near - 8), min(near + 8, len(prompt)) + 1)
+    fits = [k for k in around if decode(prompt[start:k].tolist()) == wanted]
+    return max(fits, key=lambda k: (k > 0 and prompt[k - 1] == tokens[-1], -k), default=None)

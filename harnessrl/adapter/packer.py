@@ -1,0 +1,244 @@
+"""Samples laid end to end: one flat row of tokens whose columns know where every token came from.
+
+Suffixes: S samples, N packed samples, L tokens of a sample, T tokens of the pack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from harnessrl.adapter.types import Bool, Float32, Int32, Sample
+
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+Scalars = ArrayLike | Sequence[float | Float64]
+
+IGNORE = -100
+"""Label of a position that predicts nothing that is trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where one packed token came from."""
+
+    rollout_id: str
+    """Its rollout."""
+    sample: int
+    """Its sample, as an index into the `samples` that were packed."""
+    call_id: str | None
+    """The call that sampled it; None is context."""
+    position: int
+    """Its position in the sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Packed:
+    """One row of whole samples; every column of length T is aligned with token_ids.
+
+    Example: samples [10, 11, 12] and [20, 21], prompts of one token, pack to labels [11, 12, -100, 21, -100]. The loss
+    of the pack is the sum over ``scored`` of ``weights * token_loss``, where the logprob of ``token_ids[scored]`` is
+    read from the hidden state of ``source``.
+    """
+
+    token_ids: Int32
+    """int32 [T]"""
+    position_ids: Int32
+    """int32 [T], from 0 in every sample."""
+    cu_seqlens: Int32
+    """int32 [N + 1], where samples begin; from 0 to T; a sample without tokens repeats a value."""
+    labels: Int64
+    """int64 [T], token_ids[t + 1] where that token is trained and of the same sample, else -100."""
+    loss_mask: Bool
+    """bool [T], True on sampled tokens."""
+    logprobs: Float32
+    """float32 [T], the engine's; 0.0 on context, NaN where a trained call had none recorded."""
+    policy_version: Int32
+    """int32 [T], -1 on context."""
+    weights: Float64
+    """float64 [T], 0.0 on context; NaN on trained tokens where pack was given none."""
+    advantages: Float64
+    """float64 [T], 0.0 on context; NaN on trained tokens where pack was given none."""
+    sample_index: Int32
+    """int32 [T], index into the `samples` that were packed."""
+    call_index: Int32
+    """int32 [T], index into call_ids; -1 on context."""
+    order: Int64
+    """int64 [N], which of `samples` lie here, in the order of the row."""
+    rollout_ids: tuple[str, ...]
+    """[N], the rollout of each packed sample, in the order of the row."""
+    call_ids: tuple[str, ...]
+    """One a span, in the order of the row (call ids are unique in a rollout only)."""
+
+    @property
+    def scored(self) -> Int64:
+        """int64, positions of the trained tokens that have a predecessor in their sample: those the loss sums over."""
+        return np.flatnonzero(self.loss_mask & (self.position_ids > 0))
+
+    @property
+    def source(self) -> Int64:
+        """int64, for each of ``scored`` the position whose hidden state predicts it."""
+        return self.scored - 1
+
+    @property
+    def unscored(self) -> Int64:
+        """int64, positions of trained tokens that open their sample (an empty prompt): no label, so never scored.
+
+        ``merge_calls`` skips such calls; where samples come from elsewhere, leave these tokens out of the lengths that
+        ``token_weights`` is given.
+        """
+        return np.flatnonzero(self.loss_mask & (self.position_ids == 0))
+
+    def origin(self, token: int) -> Origin:
+        """Tell where the token at this position of the row came from."""
+        segment = int(np.searchsorted(self.cu_seqlens, token, side="right")) - 1
+        call = int(self.call_index[token])
+        return Origin(
+            rollout_id=self.rollout_ids[segment],
+            sample=int(self.sample_index[token]),
+            call_id=None if call < 0 else self.call_ids[call],
+            position=int(self.position_ids[token]),
+        )
+
+
+def pack(
+    samples: Sequence[Sample],
+    order: ArrayLike,
+    *,
+    weights: Scalars | None = None,
+    advantages: Scalars | None = None,
+) -> Packed:
+    """Lay samples end to end: labels[t] = token_ids[t + 1] where that token is trained and of the same sample.
+
+    Args:
+        samples: [S], all of them; only those named by `order` are packed.
+        order: int [N], indices into samples in the order of the row, each at most once: a pack of the plan, or
+            ``range(len(samples))``.
+        weights: [S], aligned with samples (not with order): a number for each trained token of the sample, or float [L];
+            from ``token_weights``. None leaves NaN on trained tokens.
+        advantages: [S], likewise: a number a sample, or float [L] from ``token_advantages``.
+
+    Returns:
+        Packed; with an empty order one of no tokens.
+
+    Raises:
+        ValueError: an index outside samples or named twice, a column of the wrong length.
+
+    Source: the paper's scheduling step, arXiv:2608.17528 (v1.0): flattening changes shapes only.
+    """
+    chosen = checked_order(order, len(samples))
+    picked = [samples[index] for index in chosen]
+    length_N = np.array([len(sample.token_ids) for sample in picked], dtype=np.int64)
+    start_N = np.concatenate([[0], np.cumsum(length_N)])
+    position_T = np.arange(start_N[-1]) - np.repeat(start_N[:-1], length_N)
+    ids_T = joined([sample.token_ids for sample in picked], np.int32)
+    mask_T = joined([sample.loss_mask for sample in picked], np.bool_)
+    labels_T = np.full(len(ids_T), IGNORE, dtype=np.int64)
+    scored = np.flatnonzero(mask_T & (position_T > 0))
+    labels_T[scored - 1] = ids_T[scored]
+    call_T = np.full(len(ids_T), -1, dtype=np.int32)
+    call_ids: list[str] = []
+    for start, sample in zip(start_N, picked, strict=False):
+        for span in sample.spans:
+            call_T[start + span.start : start + span.stop] = len(call_ids)
+            call_ids.append(span.call_id)
+    return Packed(
+        token_ids=ids_T,
+        position_ids=position_T.astype(np.int32),
+        cu_seqlens=start_N.astype(np.int32),
+        labels=labels_T,
+        loss_mask=mask_T,
+        logprobs=joined([sample.logprobs for sample in picked], np.float32),
+        policy_version=joined([sample.policy_version for sample in picked], np.int32),
+        weights=np.where(mask_T, joined(columns(samples, chosen, weights, "weights"), np.float64), 0.0),
+        advantages=np.where(mask_T, joined(columns(samples, chosen, advantages, "advantages"), np.float64), 0.0),
+        sample_index=np.repeat(chosen, length_N).astype(np.int32),
+        call_index=call_T,
+        order=chosen,
+        rollout_ids=tuple(sample.rollout_id for sample in picked),
+        call_ids=tuple(call_ids),
+    )
+
+
+def unpack(packed: Packed, column: str | NDArray[Any]) -> list[NDArray[Any]]:
+    """Cut a column back into samples: ``unpack(packed, "token_ids")[i]`` is the i-th packed sample's token_ids.
+
+    Args:
+        packed: from ``pack``.
+        column: the name of a column of length T, or an array [T, ...] aligned with one (logprobs of a forward, say).
+
+    Returns:
+        One array a packed sample, in the order of `samples` (ascending ``packed.order``), whatever the row's order.
+
+    Raises:
+        ValueError: not a column of this pack.
+    """
+    tokens = len(packed.token_ids)
+    if isinstance(column, str):
+        values = getattr(packed, column, None) if column in COLUMNS else None
+        if values is None:
+            raise ValueError(f"column {column!r} is unknown; allowed: {', '.join(COLUMNS)}")
+    else:
+        values = np.asarray(column)
+        if values.shape[:1] != (tokens,):
+            raise ValueError(f"column has shape {values.shape}, the pack has {tokens} tokens")
+    pieces = np.split(values, packed.cu_seqlens[1:-1]) if len(packed.order) else []
+    return [pieces[place] for place in np.argsort(packed.order)]
+
+
+COLUMNS = (
+    "token_ids",
+    "position_ids",
+    "labels",
+    "loss_mask",
+    "logprobs",
+    "policy_version",
+    "weights",
+    "advantages",
+    "sample_index",
+    "call_index",
+)
+"""The columns of a Packed that are aligned with token_ids."""
+
+
+def checked_order(order: ArrayLike, samples: int) -> Int64:
+    """Indices into samples, each in range and named once."""
+    chosen = np.asarray(order)
+    if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
+        raise ValueError(f"order must be a vector of integers, got shape {chosen.shape} of {chosen.dtype}")
+    chosen = chosen.astype(np.int64)
+    outside = (chosen < 0) | (chosen >= samples)
+    if outside.any():
+        at = int(np.argmax(outside))
+        raise ValueError(f"order[{at}] is {chosen[at]}, there are {samples} samples")
+    values, counts = np.unique(chosen, return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(f"order names sample {values[counts > 1][0]} more than once; it would be trained twice")
+    return chosen
+
+
+def joined(pieces: Sequence[NDArray[Any]], dtype: DTypeLike) -> NDArray[Any]:
+    """Concatenate, also nothing at all, into an array of its own."""
+    return np.concatenate([np.empty(0, dtype=dtype), *pieces], dtype=dtype)
+
+
+def columns(samples: Sequence[Sample], chosen: Int64, values: Scalars | None, name: str) -> list[Float64]:
+    """One float64 [L] a chosen sample from a number or an array a sample; NaN where there is no column."""
+    if values is None:
+        return [np.full(len(samples[index].token_ids), np.nan) for index in chosen]
+    if len(values) != len(samples):  # type: ignore[arg-type]
+        raise ValueError(f"{name} has length {len(values)}, there are {len(samples)} samples")  # type: ignore[arg-type]
+    out = []
+    for index in chosen:
+        length, value = len(samples[index].token_ids), np.asarray(values[index], dtype=np.float64)  # type: ignore[index]
+        if value.shape not in ((), (length,)):
+            raise ValueError(
+                f"rollout {samples[index].rollout_id!r}, sample {index}: {name} has shape {value.shape}, "
+                f"token_ids has length {length}"
+            )
+        out.append(np.broadcast_to(value, (length,)))
+    return out

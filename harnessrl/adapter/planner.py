@@ -1,0 +1,210 @@
+"""Which samples share an optimizer update, a rank and a pack: whole rollouts first, then balanced packs.
+
+Suffixes: S samples, K packs. Updates are counted in rollouts, packs in tokens.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from harnessrl.adapter.bins import first_fit_decreasing, spread
+
+Float64 = NDArray[np.float64]
+Int64 = NDArray[np.int64]
+Cost = Callable[[Int64], float | Float64]
+
+QUADRATIC = 1 / 32768
+"""b / a of the default cost: attention over 32,768 tokens costs what all other layers cost, as in models of a few B."""
+SPREAD_GAIN = 0.02
+"""First-fit packs stand unless spreading the samples over all slots saves more than this share of the step time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Update:
+    """One optimizer update. Example: two ranks of two packs, one of them empty: ranks = (([0, 2], [3]), ([1], []))."""
+
+    ranks: tuple[tuple[Int64, ...], ...]
+    """ranks[r][k]: int64, the samples of pack k on rank r, ascending; all ranks have the same number of packs. An empty
+    pack has no samples and zero weight, and its forward and backward are run all the same (FSDP waits for them)."""
+    step_time: float
+    """Sum over k of the cost of the slowest rank's pack k, in units of the cost function."""
+    total_cost: float
+    """Sum of the costs of all packs; step_time is at least total_cost / ranks."""
+
+    @property
+    def samples(self) -> Int64:
+        """All samples of the update, ascending."""
+        packs = [pack for packs in self.ranks for pack in packs]
+        return np.sort(np.concatenate(packs))
+
+    @property
+    def balance(self) -> float:
+        """total_cost / (ranks * step_time): 1.0 where no rank ever waits; 1.0 where nothing costs anything."""
+        return self.total_cost / (len(self.ranks) * self.step_time) if self.step_time > 0 else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan:
+    """Every sample exactly once: ``plan.updates[u].ranks[r][k]`` holds the samples of pack k."""
+
+    updates: tuple[Update, ...]
+    """In the order in which to run them; empty where there are no samples."""
+
+
+def plan_updates(
+    lengths: ArrayLike,
+    rollout_index: ArrayLike,
+    *,
+    rollouts_per_update: int | None = None,
+    num_updates: int | None = None,
+    world_size: int,
+    max_tokens: int,
+    group_index: ArrayLike | None = None,
+    oversize: str = "raise",
+    cost: Cost | None = None,
+    seed: int = 0,
+) -> Plan:
+    """Plan optimizer updates, ranks and packs such that seven promises hold.
+
+    1. Every sample is planned exactly once.
+    2. All samples of a rollout, and with group_index all rollouts of a group, lie in one update.
+    3. Updates are counted in rollouts and nothing is dropped to make counts fit. With rollouts_per_update each takes
+       whole groups up to that number, so the last one may be smaller (a larger group is an update of its own); with
+       num_updates rollouts are spread evenly, and there are fewer updates only where there are fewer groups.
+    4. All ranks of an update have the same number of packs; an empty pack is legal.
+    5. No pack holds more than max_tokens, except a longer sample alone under oversize="alone".
+    6. The same arguments give the same plan.
+    7. The step time, sum over k of max over ranks of cost(pack k), is balanced at the packs a rank that first-fit
+       decreasing needs, ceil(bins / ranks): its bins stand, unless spreading the samples evenly over all slots saves
+       more than 2%; packs of similar cost then run side by side.
+
+    Args:
+        lengths: int [S], tokens of each whole sample, context included (or of each tree, see ``tree_items``).
+        rollout_index: int [S], equal for samples of one rollout.
+        rollouts_per_update: rollouts in an update, at most; exactly one of this and num_updates is given.
+        num_updates: updates to spread the rollouts over.
+        world_size: number of ranks.
+        max_tokens: tokens a pack may hold.
+        group_index: int [S], equal for samples of one group; None lets a group's rollouts part (neutral).
+        oversize: "raise" refuses a sample longer than max_tokens, "alone" gives it a pack of its own.
+        cost: takes the lengths of a pack's samples, int64 [n], and returns its cost, or one cost a sample, which are
+            summed; the backend's (a dense mask costs ``lengths.sum() ** 2``). None is L + L^2 / 32768 a sample.
+        seed: of the shuffle that decides which groups share an update.
+
+    Returns:
+        Plan.
+
+    Raises:
+        ValueError: lengths that differ, a rollout in two groups, a sample over max_tokens, counts that are not positive.
+
+    Source: arXiv:2608.17528 (v1.0), scheduling: all samples of a rollout see one policy.
+    """
+    length_S, rollout_S = _ints(lengths, "lengths"), _ints(rollout_index, "rollout_index")
+    if len(length_S) != len(rollout_S):
+        raise ValueError(f"lengths has length {len(length_S)}, rollout_index has length {len(rollout_S)}")
+    if length_S.size and int(length_S.min()) < 0:
+        at = int(np.argmin(length_S))
+        raise ValueError(f"lengths[{at}] is {length_S[at]}; it cannot be negative")
+    if (rollouts_per_update is None) == (num_updates is None):
+        raise ValueError("give exactly one of rollouts_per_update and num_updates")
+    counts = {"world_size": world_size, "max_tokens": max_tokens}
+    counts |= {"rollouts_per_update": rollouts_per_update or 0} if num_updates is None else {"num_updates": num_updates}
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name} must be positive, got {count}")
+    if oversize not in ("raise", "alone"):
+        raise ValueError(f'oversize {oversize!r} is unknown; allowed: "raise", "alone"')
+    too_long_S = np.flatnonzero(length_S > max_tokens)
+    if len(too_long_S) and oversize == "raise":
+        at = int(too_long_S[0])
+        raise ValueError(
+            f"sample {at} has {length_S[at]} tokens, max_tokens is {max_tokens} ({len(too_long_S)} samples are longer); "
+            'raise max_tokens, or oversize="alone" gives each a pack of its own'
+        )
+    update_S = _updates(rollout_S, group_index, rollouts_per_update, num_updates, seed)
+    by_update = np.argsort(update_S, kind="stable")
+    parts = np.split(by_update, np.flatnonzero(np.diff(update_S[by_update])) + 1) if len(update_S) else []
+    return Plan(updates=tuple(_plan_update(part, length_S[part], world_size, max_tokens, cost) for part in parts))
+
+
+def _updates(
+    rollout_S: Int64, group_index: ArrayLike | None, per_update: int | None, num_updates: int | None, seed: int
+) -> Int64:
+    """The update of every sample: shuffled groups, each whole, counted in rollouts."""
+    ids, first, rollout_S = np.unique(rollout_S, return_index=True, return_inverse=True)
+    group_R = np.arange(len(ids))
+    if group_index is not None:
+        group_S = _ints(group_index, "group_index")
+        if len(group_S) != len(rollout_S):
+            raise ValueError(f"group_index has length {len(group_S)}, rollout_index has length {len(rollout_S)}")
+        torn_S = np.flatnonzero(group_S != group_S[first][rollout_S])
+        if len(torn_S):
+            at = int(torn_S[0])
+            other = group_S[first][rollout_S][at]
+            raise ValueError(f"rollout {ids[rollout_S[at]]} is in group {other} and, by sample {at}, in {group_S[at]}")
+        _, group_R = np.unique(group_S[first], return_inverse=True)
+    size_G = np.bincount(group_R).tolist()
+    shuffled = np.random.default_rng(seed).permutation(len(size_G)).tolist()
+    update_G = np.zeros(len(size_G), dtype=np.int64)
+    if num_updates is not None:
+        heap = [(0, update) for update in range(num_updates)]
+        for group in sorted(shuffled, key=lambda group: -size_G[group]):
+            rollouts, update_G[group] = heap[0]
+            heapq.heapreplace(heap, (rollouts + size_G[group], int(update_G[group])))
+    elif per_update is not None:
+        update, filled = 0, 0
+        for group in shuffled:
+            if filled and filled + size_G[group] > per_update:
+                update, filled = update + 1, 0
+            update_G[group], filled = update, filled + size_G[group]
+    return update_G[group_R][rollout_S]
+
+
+def _plan_update(samples: Int64, length_S: Int64, ranks: int, max_tokens: int, cost: Cost | None) -> Update:
+    """Pack one update: first-fit decreasing, or evenly over all slots where that saves more than SPREAD_GAIN."""
+    bin_S = first_fit_decreasing(length_S, max_tokens)
+    packs = -(-(int(bin_S.max()) + 1) // ranks)
+    cost_K = _pack_costs(bin_S, length_S, packs * ranks, cost)
+    step_time = _step_time(cost_K, ranks)
+    may_gain = cost is not None or (1 - SPREAD_GAIN) * step_time * ranks > cost_K.sum()
+    even_S = spread(length_S, max_tokens, packs, ranks) if may_gain else None
+    if even_S is not None:
+        even_K = _pack_costs(even_S, length_S, packs * ranks, cost)
+        if _step_time(even_K, ranks) < (1 - SPREAD_GAIN) * step_time:
+            bin_S, cost_K, step_time = even_S, even_K, _step_time(even_K, ranks)
+    by_bin = np.argsort(bin_S, kind="stable")
+    members = np.split(samples[by_bin], np.searchsorted(bin_S[by_bin], np.arange(1, packs * ranks)))
+    rows = np.argsort(-cost_K, kind="stable").reshape(packs, ranks)
+    rows[1::2] = rows[1::2, ::-1]  # the dearest pack of a row falls to either end in turn, so ranks' totals match too
+    return Update(
+        ranks=tuple(tuple(members[pack] for pack in rows[:, rank]) for rank in range(ranks)),
+        step_time=step_time,
+        total_cost=float(cost_K.sum()),
+    )
+
+
+def _pack_costs(pack_S: Int64, length_S: Int64, packs: int, cost: Cost | None) -> Float64:
+    """The cost of every pack; an empty one costs nothing."""
+    if cost is None:
+        length = length_S.astype(np.float64)
+        return np.bincount(pack_S, weights=length + QUADRATIC * length**2, minlength=packs).astype(np.float64)
+    by_pack = np.argsort(pack_S, kind="stable")
+    members = np.split(length_S[by_pack], np.searchsorted(pack_S[by_pack], np.arange(1, packs)))
+    return np.array([float(np.sum(cost(part))) if len(part) else 0.0 for part in members])
+
+
+def _step_time(cost_K: Float64, ranks: int) -> float:
+    """Sum over k of max over ranks, packs of similar cost side by side."""
+    return float(np.sort(cost_K)[::-1][::ranks].sum())
+
+
+def _ints(values: ArrayLike, name: str) -> Int64:
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(f"{name} must be a vector of integers, got shape {array.shape} of {array.dtype}")
+    return array.astype(np.int64)

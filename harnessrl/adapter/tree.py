@@ -1,0 +1,315 @@
+"""Tree packing: samples of a rollout share their exact common context, stored and computed once.
+
+A node is a token after a given prefix. Sample [1, 2, 3] with 3 sampled, and sample [1, 2, 3, 4, 5] with 5 sampled, make
+five nodes instead of eight tokens: 1 - 2 - 3 - 4 - 5, where node 3 is trained for the first sample and is context for
+the second. Where two samples *train* the same token after the same prefix, each keeps a node of its own: one of the two
+carries what follows, the other is a leaf; their hidden states are equal, so what follows loses nothing.
+
+Suffixes: S samples, N packed samples, L tokens of a sample, T nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from harnessrl.adapter.packer import Float64, Int64, Origin, Scalars, checked_order, columns, joined
+from harnessrl.adapter.types import Bool, Float32, Int32, Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedTree:
+    """A row of trees, one a rollout; every column of length T has one entry a node, parents before children.
+
+    Node t has the position of its depth, attends to itself and its ancestors (``ancestor_mask``), and is scored from
+    the hidden state of its parent: the loss is the sum over ``scored`` of ``weights * token_loss``, the logprob of
+    ``token_ids[scored]`` read at ``source``. Every logprob and gradient equals that of the samples run one by one.
+    """
+
+    token_ids: Int32
+    """int32 [T]"""
+    parent: Int32
+    """int32 [T], the node before; -1 where a tree begins."""
+    position_ids: Int32
+    """int32 [T], the depth, from 0."""
+    subtree_end: Int32
+    """int32 [T]; the descendants of t, and t itself, are t..subtree_end[t] - 1: q attends to k where
+    ``k <= q < subtree_end[k]`` (a mask function for flex_attention)."""
+    loss_mask: Bool
+    """bool [T], True on nodes that one sample trains."""
+    logprobs: Float32
+    """float32 [T], the engine's for that sample; 0.0 on context, NaN where a trained call had none recorded."""
+    policy_version: Int32
+    """int32 [T], -1 on context."""
+    weights: Float64
+    """float64 [T], 0.0 on context; NaN on trained nodes where none were given."""
+    advantages: Float64
+    """float64 [T], likewise."""
+    sample_index: Int32
+    """int32 [T], the sample that trains the node, as an index into the `samples` that were packed; on context one that
+    contains it."""
+    call_index: Int32
+    """int32 [T], index into call_ids; -1 on context."""
+    order: Int64
+    """int64 [N], which of `samples` lie here."""
+    nodes: tuple[Int64, ...]
+    """[N] of int64 [L], the node of each token of each packed sample, aligned with order."""
+    rollout_ids: tuple[str, ...]
+    """[N], aligned with order."""
+    call_ids: tuple[str, ...]
+    """One a span (call ids are unique in a rollout only)."""
+
+    @property
+    def scored(self) -> Int64:
+        """int64, trained nodes that have a parent: those the loss sums over."""
+        return np.flatnonzero(self.loss_mask & (self.parent >= 0))
+
+    @property
+    def source(self) -> Int64:
+        """int64, for each of ``scored`` the node whose hidden state predicts it."""
+        return self.parent[self.scored].astype(np.int64)
+
+    @property
+    def unscored(self) -> Int64:
+        """int64, trained nodes that open their sample (an empty prompt) and cannot be scored."""
+        return np.flatnonzero(self.loss_mask & (self.parent < 0))
+
+    @property
+    def flat_tokens(self) -> int:
+        """Tokens that ``pack`` would need for the same samples."""
+        return sum(len(nodes) for nodes in self.nodes)
+
+    @property
+    def tokens_saved(self) -> int:
+        """flat_tokens less the nodes of the trees."""
+        return self.flat_tokens - len(self.token_ids)
+
+    def origin(self, node: int) -> Origin:
+        """Tell where a node's token came from: the sample that trains it, or one that has it as context."""
+        sample, call = int(self.sample_index[node]), int(self.call_index[node])
+        return Origin(
+            rollout_id=self.rollout_ids[int(np.flatnonzero(self.order == sample)[0])],
+            sample=sample,
+            call_id=None if call < 0 else self.call_ids[call],
+            position=int(self.position_ids[node]),
+        )
+
+
+def pack_tree(
+    samples: Sequence[Sample],
+    order: ArrayLike,
+    *,
+    weights: Scalars | None = None,
+    advantages: Scalars | None = None,
+) -> PackedTree:
+    """Lay the prefix trees of the samples' rollouts end to end.
+
+    The number of nodes is the number of distinct prefixes of a rollout's samples, plus one for each further time that
+    the same token is trained after the same prefix: the fewest that keep every trained token's own columns.
+
+    Args:
+        samples: [S], all of them; only those named by `order` are packed.
+        order: int [N], indices into samples, each at most once (``np.concatenate`` of some members of ``tree_items``).
+            Samples of one rollout share a tree wherever they stand in it.
+        weights: [S], aligned with samples: a number for each trained token of the sample, or float [L].
+        advantages: [S], likewise.
+
+    Returns:
+        PackedTree.
+
+    Raises:
+        ValueError: as ``pack``.
+
+    Source: arXiv:2608.17528 (v1.0), tree attention as the third way to merge; the nodes' ownership is ours.
+    """
+    chosen = checked_order(order, len(samples))
+    picked = [samples[index] for index in chosen]
+    nodes: list[Int64] = [np.empty(0, dtype=np.int64)] * len(picked)
+    trees = []
+    for members in _by_rollout(picked):
+        tree = _tree([picked[place] for place in members], start=sum(len(other.token_ids) for other in trees))
+        for place, path in zip(members, tree.nodes, strict=True):
+            nodes[place] = path
+        trees.append(tree)
+    ids_T = joined([tree.token_ids for tree in trees], np.int32)
+    out: dict[str, NDArray[Any]] = {
+        "loss_mask": np.zeros(len(ids_T), dtype=np.bool_),
+        "logprobs": np.zeros(len(ids_T), dtype=np.float32),
+        "policy_version": np.full(len(ids_T), -1, dtype=np.int32),
+        "weights": np.zeros(len(ids_T)),
+        "advantages": np.zeros(len(ids_T)),
+        "sample_index": np.zeros(len(ids_T), dtype=np.int32),
+        "call_index": np.full(len(ids_T), -1, dtype=np.int32),
+    }
+    given = {"weights": columns(samples, chosen, weights, "weights")}
+    given["advantages"] = columns(samples, chosen, advantages, "advantages")
+    for place, index in enumerate(chosen):
+        out["sample_index"][nodes[place]] = index
+    call_ids: list[str] = []
+    for place, (index, sample) in enumerate(zip(chosen, picked, strict=True)):
+        own = nodes[place][sample.loss_mask]
+        out["loss_mask"][own], out["sample_index"][own] = True, index
+        for name in ("logprobs", "policy_version"):
+            out[name][own] = getattr(sample, name)[sample.loss_mask]
+        for name, values in given.items():
+            out[name][own] = values[place][sample.loss_mask]
+        for span in sample.spans:
+            out["call_index"][nodes[place][span.start : span.stop]] = len(call_ids)
+            call_ids.append(span.call_id)
+    parent_T = joined([tree.parent for tree in trees], np.int32)
+    return PackedTree(
+        token_ids=ids_T,
+        parent=parent_T,
+        position_ids=joined([tree.depth for tree in trees], np.int32),
+        subtree_end=_subtree_end(parent_T),
+        order=chosen,
+        nodes=tuple(nodes),
+        rollout_ids=tuple(sample.rollout_id for sample in picked),
+        call_ids=tuple(call_ids),
+        **out,
+    )
+
+
+def unpack_tree(packed: PackedTree, column: str | NDArray[Any]) -> list[NDArray[Any]]:
+    """Read a column back as one array a packed sample, in the order of `samples`, as ``unpack`` does for ``pack``.
+
+    Args:
+        packed: from ``pack_tree``.
+        column: the name of a column, or an array [T, ...] with one entry a node (logprobs of a forward, say; an
+            entry is then repeated for every sample that has the node).
+
+    Returns:
+        One array a packed sample, ascending in ``packed.order``. Of a named column a sample sees its own values only:
+        where a node is trained for another sample, it is context here.
+
+    Raises:
+        ValueError: not a column of these trees.
+    """
+    named = isinstance(column, str)
+    if isinstance(column, str) and column not in (*_SHARED, *_ON_CONTEXT):
+        raise ValueError(f"column {column!r} is unknown; allowed: {', '.join((*_SHARED, *_ON_CONTEXT))}")
+    values = getattr(packed, column) if isinstance(column, str) else np.asarray(column)
+    if not named and values.shape[:1] != packed.token_ids.shape:
+        raise ValueError(f"column has shape {values.shape}, the trees have {len(packed.token_ids)} nodes")
+    out = []
+    for place in np.argsort(packed.order):
+        nodes = packed.nodes[place]
+        found = values[nodes]
+        if isinstance(column, str) and column in _ON_CONTEXT:
+            own = packed.loss_mask[nodes] & (packed.sample_index[nodes] == packed.order[place])
+            found[~own] = _ON_CONTEXT[column]
+        out.append(found)
+    return out
+
+
+_SHARED = ("token_ids", "position_ids")
+_ON_CONTEXT: dict[str, Any] = {
+    "loss_mask": False,
+    "logprobs": 0.0,
+    "policy_version": -1,
+    "weights": 0.0,
+    "advantages": 0.0,
+    "call_index": -1,
+}
+
+
+def tree_items(samples: Sequence[Sample]) -> tuple[Int64, list[Int64]]:
+    """Count each rollout's tree, for ``plan_updates(lengths, np.arange(len(lengths)), ...)``: one item a tree.
+
+    Args:
+        samples: [S], of any number of rollouts.
+
+    Returns:
+        int64 [R], nodes of each rollout's tree in order of first appearance; and [R] arrays, the indices of its samples:
+        for pack k of the plan, ``pack_tree(samples, np.concatenate([members[item] for item in pack_k]))``.
+    """
+    members = _by_rollout(samples)
+    lengths = [len(_tree([samples[index] for index in indices], start=0).token_ids) for indices in members]
+    return np.array(lengths, dtype=np.int64), members
+
+
+def ancestor_mask(packed: PackedTree) -> Bool:
+    """Build the dense attention mask: mask[q, k] is True where k is q or an ancestor of q.
+
+    Args:
+        packed: from ``pack_tree``, T nodes.
+
+    Returns:
+        bool [T, T]; trees of different rollouts do not see each other. Memory T^2, for backends without a mask function.
+    """
+    node_T = np.arange(len(packed.parent), dtype=np.int32)
+    return (node_T[None, :] <= node_T[:, None]) & (node_T[:, None] < packed.subtree_end[None, :])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Tree:
+    token_ids: Int32
+    parent: Int32
+    depth: Int32
+    nodes: list[Int64]
+
+
+def _tree(samples: Sequence[Sample], start: int) -> _Tree:
+    """One prefix tree, its nodes numbered from `start` in depth-first order.
+
+    In the order of their token ids, each sample shares with the one before it all that it shares with any before it.
+    """
+    size = sum(len(sample.token_ids) for sample in samples)
+    token_T, parent_T, depth_T, rank_T = (np.empty(size, dtype=np.int64) for _ in range(4))
+    trained_T = np.zeros(size, dtype=np.bool_)
+    paths: list[Int64] = [np.empty(0, dtype=np.int64)] * len(samples)
+    before, path, count = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64), 0
+    for place in sorted(range(len(samples)), key=lambda place: samples[place].token_ids.astype(">i4").tobytes()):
+        ids, mask = samples[place].token_ids, samples[place].loss_mask
+        shared = _common_prefix(before, ids)
+        tail = np.arange(count, count + len(ids) - shared)
+        path = np.concatenate([path[:shared], tail])
+        twice = np.flatnonzero(mask[:shared] & trained_T[path[:shared]])  # trained for two samples: a node for each
+        leaves = np.arange(count + len(tail), count + len(tail) + len(twice))
+        own = path.copy()
+        own[twice] = leaves
+        for new, at in ((tail, np.arange(shared, len(ids))), (leaves, twice)):
+            token_T[new], depth_T[new] = ids[at], at
+            parent_T[new] = np.where(at > 0, path[at - 1], -1)
+            rank_T[new] = 2 * path[at]
+        rank_T[tail] += 1  # a leaf stands just before the node whose token it repeats, which keeps subtrees contiguous
+        trained_T[own[mask]] = True
+        paths[place], before, count = own, ids, count + len(tail) + len(twice)
+    by_depth_first = np.argsort(rank_T[:count], kind="stable")
+    number_T = np.empty(count + 1, dtype=np.int64)
+    number_T[by_depth_first] = np.arange(start, start + count)
+    number_T[-1] = -1  # the parent of a root
+    return _Tree(
+        token_ids=token_T[by_depth_first].astype(np.int32),
+        parent=number_T[parent_T[by_depth_first]].astype(np.int32),
+        depth=depth_T[by_depth_first].astype(np.int32),
+        nodes=[number_T[path] for path in paths],
+    )
+
+
+def _common_prefix(left: Int32, right: Int32) -> int:
+    """Length of the longest common prefix."""
+    shorter = min(len(left), len(right))
+    differs = left[:shorter] != right[:shorter]
+    return int(np.argmax(differs)) if differs.any() else shorter
+
+
+def _by_rollout(samples: Sequence[Sample]) -> list[Int64]:
+    """Places of each rollout's samples, in order of first appearance."""
+    places: dict[str, list[int]] = {}
+    for place, sample in enumerate(samples):
+        places.setdefault(sample.rollout_id, []).append(place)
+    return [np.array(found, dtype=np.int64) for found in places.values()]
+
+
+def _subtree_end(parent_T: Int32) -> Int32:
+    """One past the last descendant, children handing theirs to parents from the last node back."""
+    end = list(range(1, len(parent_T) + 1))
+    for node, parent in zip(range(len(end) - 1, -1, -1), parent_T[::-1].tolist(), strict=True):
+        if parent >= 0 and end[node] > end[parent]:
+            end[parent] = end[node]
+    return np.array(end, dtype=np.int32)

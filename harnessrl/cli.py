@@ -1,0 +1,108 @@
+"""The command line. Exit codes: 0 done, 1 failed, 2 bad input, 130 stopped by Ctrl-C (every started process has ended)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+
+from harnessrl import __version__
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command and exit."""
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run a command and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    if not hasattr(arguments, "command"):
+        _parser().print_help()
+        return 2
+    signal.signal(signal.SIGTERM, _terminate)
+    if os.environ.get("HARNESSRL_FOLLOW_STDIN"):
+        threading.Thread(target=_follow_stdin, daemon=True).start()
+    try:
+        return arguments.command(arguments)  # type: ignore[no-any-return]
+    except KeyboardInterrupt:
+        print("stopped; the same command continues from the last checkpoint", file=sys.stderr)
+        return 130
+    except ImportError as error:
+        print(f"harnessrl: {error}. {_hint(error)}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        from harnessrl.errors import ConfigError
+
+        if not isinstance(error, ConfigError):
+            raise
+        print(f"harnessrl: {error}", file=sys.stderr)
+        return 2
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _follow_stdin() -> None:
+    """Stop when stdin ends: whoever started this run is gone."""
+    while sys.stdin.buffer.read(1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _hint(error: ImportError) -> str:
+    extras = {"torch": "train", "transformers": "train", "tensorboard": "train", "matplotlib": "figs"}
+    extra = extras.get((error.name or "").partition(".")[0], "service")
+    return f"Install it with: pip install 'harnessrl[{extra}]'"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="harnessrl", description="Harnessed agentic RL in pure PyTorch.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    train = commands.add_parser(
+        "train", help="train a policy", description="Train a policy inside its harness; resumes."
+    )
+    train.add_argument(
+        "config", help="a YAML file, e.g. experiments/lookup/config.yaml; the word 'keys' lists every key"
+    )
+    train.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="e.g. steps=60 seed=1 run=first update.lr=1e-3"
+    )
+    train.set_defaults(command=_train)
+
+    ablate = commands.add_parser(
+        "ablate", help="run a grid of settings and seeds", description="Run an ablation; resumes."
+    )
+    ablate.add_argument("file", help="a YAML file, e.g. ablations/normalization.yaml")
+    ablate.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="seeds=5 jobs=2, or any key of every run: steps=60"
+    )
+    ablate.set_defaults(command=_ablate)
+    return parser
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from harnessrl.config import Config, describe, load
+
+    if arguments.config == "keys":
+        for key, default, doc in describe(Config):
+            print(f"{key} = {default}\n    {doc}")
+        return 0
+    config = load(arguments.config, arguments.overrides)
+    from harnessrl.train.loop import train
+
+    train(config)
+    return 0
+
+
+def _ablate(arguments: argparse.Namespace) -> int:
+    from harnessrl.ablate import ablate
+
+    return ablate(arguments.file, arguments.overrides)

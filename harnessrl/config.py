@@ -1,0 +1,302 @@
+"""The configuration of a run: frozen dataclasses, read from YAML through OmegaConf, checked before anything starts.
+
+Every `config.yaml` holds differences from the defaults below. `key=value` on the command line goes last.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING as REQUIRED
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from harnessrl.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    inputs: str = MISSING
+    """MODULE:FUNCTION, `inputs(seed, split) -> Iterator[dict]`: an endless, repeatable stream of JSON inputs."""
+    harness: str | None = None
+    """MODULE:FUNCTION, an `async def run(env)` run inside a worker."""
+    command: list[str] = field(default_factory=list)
+    """argv of a harness that is a program; exclusive with `harness`."""
+    env_map: dict[str, str] = field(default_factory=dict)
+    """Environment variable -> path into the input (`input.question`) or a literal."""
+    timeout: float = 120.0
+    """Seconds one rollout may take."""
+    groups: int = 16
+    """Inputs a step: one group each."""
+    group_size: int = 8
+    """Rollouts of one input."""
+    failure_reward: float = 0.0
+    """Reward of a rollout that failed on its own account (timeout, call bound, context overflow, exit code)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    source: str = MISSING
+    """A transformers folder, or MODULE:FUNCTION, `policy(seed, cache) -> folder`."""
+    name: str = "policy"
+    """The model name that harnesses see."""
+    max_context: int = 0
+    """Tokens of prompt and response together; 0 takes the model's limit."""
+    max_response: int = 512
+    """Upper bound of sampled tokens a call."""
+    max_calls: int = 0
+    """Calls a rollout may make; 0 is unbounded."""
+    max_batch: int = 64
+    """Requests decoded together."""
+    train_temperature: float = 1.0
+    """Sampling temperature of training rollouts; the trainer's logprobs are tempered alike."""
+    val_temperature: float = 0.7
+    """Sampling temperature in `val` mode."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advantage:
+    estimator: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"] = "grpo"
+    """Baseline and scale; see `harnessrl.adapter.rollout_advantages`."""
+    unit: Literal["rollout", "sample"] = "rollout"
+    """What counts once in a baseline: the rollout, or (for ablation) each of its samples."""
+    eps: float = 1e-6
+    """Added to the standard deviation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    normalizer: Literal["token_mean", "seq_mean", "rollout_mean", "constant"] = "rollout_mean"
+    """Weights of the trained tokens; see `harnessrl.adapter.token_weights`."""
+    scale: float | None = None
+    """Tokens a rollout is divided by; needed by, and only by, `constant`."""
+    clip_low: float = 0.2
+    """The ratio is clipped from below at 1 - clip_low."""
+    clip_high: float = 0.2
+    """The ratio is clipped from above at 1 + clip_high."""
+    kl_coef: float = 0.0
+    """Weight of the KL to the initial policy; 0 loads no reference."""
+    kl: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of that KL."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    strategy: Literal["per_call", "adjacent", "best_effort"] = "best_effort"
+    """How calls are merged into samples."""
+    max_sample_tokens: int | None = None
+    """Longest sample that is trained; a longer call is skipped as too_long."""
+    rollouts_per_update: int | None = None
+    """Rollouts an optimizer update holds; null is all of the step. Groups are never split."""
+    epochs: int = 1
+    """Passes over a step's rollouts."""
+    max_tokens: int = 8192
+    """Tokens of a pack (one forward and backward)."""
+    lr: float = 1e-6
+    """AdamW learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW betas."""
+    weight_decay: float = 0.0
+    """AdamW decoupled weight decay."""
+    grad_clip: float = 1.0
+    """Largest gradient norm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    host: str = "127.0.0.1"
+    """Where the gateway listens."""
+    port: int = 0
+    """0 takes a free one."""
+    workers: int = 1
+    """Worker processes on this machine; more may connect from elsewhere."""
+    capacity: int = 256
+    """Rollouts a worker runs at once."""
+    attempts: int = 2
+    """Executions of a rollout, counting those lost to infrastructure."""
+    hold_seconds: float = 100.0
+    """How long a request is held while the engine is paused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    run: str = "default"
+    """Name of the run folder below `runs`."""
+    runs: str = "runs"
+    """Where run folders lie."""
+    seed: int = 0
+    """Fixes inputs, rollout ids, sampling noise and packing."""
+    steps: int = 100
+    """Steps in all; a resumed run continues up to here."""
+    schedule: Literal["sync"] = "sync"
+    """When rollouts are collected: `sync` waits for every rollout of the step."""
+    threads: int = 1
+    """Threads of PyTorch in the trainer."""
+    checkpoint_every: int = 10
+    """Steps between checkpoints; the last step always has one."""
+    stall_seconds: float = 300.0
+    """The run stops with an error if no call and no rollout completes for this long."""
+    task: Task = field(default_factory=Task)
+    policy: Policy = field(default_factory=Policy)
+    advantage: Advantage = field(default_factory=Advantage)
+    loss: Loss = field(default_factory=Loss)
+    update: Update = field(default_factory=Update)
+    service: Service = field(default_factory=Service)
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return Path(self.runs) / self.run
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a configuration file, apply `key=value` overrides, and check it.
+
+    The file's package root (the first folder above it without `__init__.py`) and the current folder become importable,
+    so that `MODULE:FUNCTION` values resolve from anywhere.
+
+    Raises:
+        ConfigError: an unreadable file, unknown key, wrong type or impossible combination, by the key's path.
+    """
+    path = Path(path)
+    return from_mapping(read_yaml(path), overrides, source=path)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, or ConfigError with the file and line."""
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
+    try:
+        data = OmegaConf.to_container(OmegaConf.load(path))
+    except Exception as error:  # yaml and omegaconf raise unrelated types; each is the user's file at fault
+        raise ConfigError(f"{path}: not readable as YAML: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a mapping of keys to values, got {type(data).__name__}")
+    return data  # type: ignore[return-value]
+
+
+def from_mapping(data: dict[str, Any], overrides: Sequence[str], source: Path) -> Config:
+    """Merge a mapping and overrides into the defaults; see `load`."""
+    for folder in (package_root(source), Path.cwd()):
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+    config = OmegaConf.structured(Config)
+    config = _merge(config, OmegaConf.create(data), str(source))
+    for item in overrides:
+        key, equals, _ = item.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{item!r}: expected key=value")
+        config = _merge(config, OmegaConf.from_dotlist([item]), item)
+    try:
+        resolved: Config = OmegaConf.to_object(config)  # type: ignore[assignment]
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{source}: {_first_line(error)}") from error
+    _check(resolved)
+    return resolved
+
+
+def package_root(path: Path) -> Path:
+    """The folder that holds the outermost package around a file."""
+    folder = path.resolve().parent
+    while (folder / "__init__.py").exists():
+        folder = folder.parent
+    return folder
+
+
+def _merge(config: Any, part: Any, source: str) -> Any:
+    try:
+        return OmegaConf.merge(config, part)
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None)
+        allowed = _allowed(config, key) if type(error).__name__ == "ConfigKeyError" else ""
+        raise ConfigError(f"{source}: {f'{key}: ' if key else ''}{_first_line(error)}{allowed}") from error
+
+
+def _allowed(config: Any, key: str | None) -> str:
+    parent = (key or "").rpartition(".")[0]
+    node = OmegaConf.select(config, parent) if parent else config
+    return f"; allowed: {', '.join(str(name) for name in node)}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _check(config: Config) -> None:
+    """Refuse what types cannot: ranges, exclusive keys, names that cannot be resolved."""
+    task, loss, update, policy = config.task, config.loss, config.update, config.policy
+    positive = {
+        "steps": config.steps,
+        "threads": config.threads,
+        "checkpoint_every": config.checkpoint_every,
+        "stall_seconds": config.stall_seconds,
+        "task.timeout": task.timeout,
+        "task.groups": task.groups,
+        "task.group_size": task.group_size,
+        "policy.max_response": policy.max_response,
+        "policy.max_batch": policy.max_batch,
+        "policy.train_temperature": policy.train_temperature,
+        "update.epochs": update.epochs,
+        "update.max_tokens": update.max_tokens,
+        "update.lr": update.lr,
+        "update.grad_clip": update.grad_clip,
+        "service.workers": config.service.workers,
+        "service.capacity": config.service.capacity,
+        "service.attempts": config.service.attempts,
+        "advantage.eps": config.advantage.eps,
+    }
+    for key, value in positive.items():
+        if not value > 0:
+            raise ConfigError(f"{key}: must be larger than 0, got {value}")
+    for key, value in {
+        "policy.max_context": policy.max_context,
+        "policy.max_calls": policy.max_calls,
+        "loss.kl_coef": loss.kl_coef,
+        "loss.clip_low": loss.clip_low,
+        "loss.clip_high": loss.clip_high,
+        "policy.val_temperature": policy.val_temperature,
+        "seed": config.seed,
+    }.items():
+        if not value >= 0:
+            raise ConfigError(f"{key}: must not be negative, got {value}")
+    if bool(task.harness) == bool(task.command):
+        raise ConfigError("task: give exactly one of task.harness (MODULE:FUNCTION) and task.command (argv)")
+    if (loss.normalizer == "constant") != (loss.scale is not None):
+        raise ConfigError("loss.scale: needed by, and only by, loss.normalizer=constant")
+    if loss.scale is not None and not loss.scale > 0:
+        raise ConfigError(f"loss.scale: must be larger than 0, got {loss.scale}")
+    if update.rollouts_per_update is not None and update.rollouts_per_update < task.group_size:
+        raise ConfigError(
+            f"update.rollouts_per_update: {update.rollouts_per_update} is below task.group_size={task.group_size}; groups are never split"
+        )
+    if not 0 <= config.service.port < 65536:
+        raise ConfigError(f"service.port: must lie in 0..65535, got {config.service.port}")
+    if not config.run or Path(config.run).is_absolute() or ".." in Path(config.run).parts:
+        raise ConfigError(f"run: must be a name below {config.runs}/, got {config.run!r}")
+
+
+def describe(cls: type, prefix: str = "") -> list[tuple[str, str, str]]:
+    """(key, default, doc) of every configuration key, for `--help` and the documentation."""
+    import ast
+    import inspect
+    import itertools
+
+    body = ast.parse(inspect.getsource(cls)).body[0].body  # type: ignore[attr-defined]
+    docs = {
+        a.target.id: b.value.value
+        for a, b in itertools.pairwise(body)
+        if isinstance(a, ast.AnnAssign) and isinstance(b, ast.Expr)
+    }
+    rows = []
+    for item in fields(cls):
+        default = item.default_factory() if item.default_factory is not REQUIRED else item.default
+        if hasattr(default, "__dataclass_fields__"):
+            rows += describe(type(default), f"{prefix}{item.name}.")
+        else:
+            shown = "required" if default == MISSING else str(default)
+            rows.append((prefix + item.name, shown, docs.get(item.name, "")))
+    return rows

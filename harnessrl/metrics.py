@@ -1,0 +1,121 @@
+"""The run folder: manifest.json, metrics.jsonl, rollouts.jsonl and TensorBoard's events."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+LIBRARIES = ("harnessrl", "torch", "transformers", "numpy", "aiohttp", "pyzmq")
+
+
+class RunFolder:
+    """Writes one run's record. Opening it for a resumed run first forgets every line of a step that will run again.
+
+    Args:
+        folder: `runs/NAME`; made if absent.
+        start: the first step that will run.
+        config: resolved configuration, as plain values.
+    """
+
+    def __init__(self, folder: Path, start: int, config: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        for name in ("metrics.jsonl", "rollouts.jsonl"):
+            _keep_before(folder / name, start)
+        self._manifest(start, config)
+        self._metrics = (folder / "metrics.jsonl").open("a")
+        self._rollouts = (folder / "rollouts.jsonl").open("a")
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=start or None)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one step's metrics; NaN is null in metrics.jsonl and absent in TensorBoard."""
+        clean = {key: None if math.isnan(value) else value for key, value in sorted(metrics.items())}
+        self._metrics.write(json.dumps({"step": step} | clean) + "\n")
+        self._metrics.flush()
+        for key, value in clean.items():
+            if value is not None:
+                self._board.add_scalar(key, value, step)
+
+    def histograms(self, step: int, columns: Mapping[str, Any]) -> None:
+        """Histograms for TensorBoard, by name."""
+        for key, values in columns.items():
+            if len(values):
+                self._board.add_histogram(key, values, step)
+
+    def record(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Append rollouts in the trace format."""
+        for line in lines:
+            self._rollouts.write(json.dumps(line) + "\n")
+        self._rollouts.flush()
+
+    def close(self) -> None:
+        """Flush and close every file."""
+        self._metrics.close()
+        self._rollouts.close()
+        self._board.close()
+
+    def _manifest(self, start: int, config: Mapping[str, Any]) -> None:
+        path = self.folder / "manifest.json"
+        earlier = json.loads(path.read_text())["starts"] if path.exists() else []
+        entry = {"step": start, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": sys.argv}
+        manifest = {
+            "config": config,
+            "seed": config.get("seed"),
+            "versions": {"python": platform.python_version()} | {name: _version(name) for name in LIBRARIES},
+            "commit": _commit(),
+            "starts": [*earlier, entry],
+        }
+        write_atomically(path, json.dumps(manifest, indent=2) + "\n")
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Objects of a JSON-lines file; a last line cut short by a crash is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text().splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+    return [json.loads(line) for line in lines]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file's content in one step: a reader sees the old or the new text, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def _keep_before(path: Path, start: int) -> None:
+    """Drop the lines of step `start` and later."""
+    if path.exists():
+        kept = [line for line in read_jsonl(path) if line["step"] < start]
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that this code runs from, with + where it has changes; None outside one."""
+    here = Path(__file__).parent
+    try:
+        run = lambda *argv: subprocess.run(["git", *argv], cwd=here, capture_output=True, text=True, check=True).stdout  # noqa: E731
+        return run("rev-parse", "HEAD").strip() + ("+" if run("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

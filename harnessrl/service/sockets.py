@@ -1,0 +1,52 @@
+"""A ZeroMQ socket on the running event loop, without the future that zmq.asyncio makes for every message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import zmq
+
+Frames = list[bytes]
+
+
+class Socket:
+    """Sends at once and hands every received message to a callback. Closing drops what is unsent."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], kind: int, on_message: Callable[[Frames], None]
+    ) -> None:
+        self.raw = context.socket(kind)
+        for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
+            self.raw.setsockopt(option, 0)
+        self._on_message = on_message
+        self._loop = asyncio.get_running_loop()
+        self._drain_soon = False
+        self._loop.add_reader(self.raw.getsockopt(zmq.FD), self.drain)
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Queue one message (queues are unbounded: what is in flight is bounded by the callers)."""
+        self.raw.send_multipart(frames, zmq.NOBLOCK)
+        if not self._drain_soon:  # sending may consume the file descriptor's only signal for an arrived message
+            self._drain_soon = True
+            self._loop.call_soon(self.drain)
+
+    def drain(self) -> None:
+        """Handle every message that has arrived."""
+        self._drain_soon = False
+        while not self.raw.closed:
+            try:
+                frames = self.raw.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._on_message(frames)
+            except Exception:
+                self._loop.call_soon(self.drain)  # the messages behind a bad one are not lost
+                raise
+
+    def close(self) -> None:
+        """Stop listening and close; may be called twice."""
+        if not self.raw.closed:
+            self._loop.remove_reader(self.raw.getsockopt(zmq.FD))
+            self.raw.close(linger=0)

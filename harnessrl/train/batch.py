@@ -1,0 +1,176 @@
+"""From finished rollouts to weighted updates: rollouts -> samples -> advantages -> plan -> weights. numpy only.
+
+The order matters: advantages are computed over all scored rollouts before anything is dropped, and weights over each
+whole update before it is split into packs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from harnessrl.adapter import (
+    Merge,
+    Packed,
+    Rollout,
+    Sample,
+    merge_calls,
+    pack,
+    plan_updates,
+    rollout_advantages,
+    token_weights,
+)
+from harnessrl.config import Config
+
+OWN_FAILURES = frozenset({"timeout", "call_bound", "context_overflow", "exit_code"})
+"""Failures that are the policy's: they earn `task.failure_reward`. Others leave a rollout unscored."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A terminal rollout as the service reports it."""
+
+    rollout: Rollout
+    """Its calls; the reward is None where unscored, and the failure reward where it failed on its own account."""
+    failure: str | None
+    """Why it ended without a reward; None where it did not."""
+    input: Any
+    """The task input."""
+
+    @classmethod
+    def from_trace(cls, item: Mapping[str, Any], failure_reward: float = 0.0) -> Finished:
+        """Read an item of `/api/traces` or a line of rollouts.jsonl."""
+        rollout, failure = Rollout.from_dict(item), item.get("failure")
+        if rollout.reward is None and failure in OWN_FAILURES:
+            rollout = Rollout(
+                rollout_id=rollout.rollout_id, group_id=rollout.group_id, calls=rollout.calls, reward=failure_reward
+            )
+        return cls(rollout=rollout, failure=failure, input=item.get("input"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The rollouts of one step and the samples they became. R rollouts, S samples."""
+
+    finished: Sequence[Finished]
+    """[R], sorted by group and rollout id, so that nothing depends on the order of arrival."""
+    merges: Sequence[Merge]
+    """[R]"""
+    samples: Sequence[Sample]
+    """[S], in rollout order."""
+    owner: np.ndarray
+    """int64 [S], index of each sample's rollout."""
+    rewards: np.ndarray
+    """float64 [R], NaN where unscored."""
+    advantages: np.ndarray
+    """float64 [R]; 0 where unscored."""
+
+
+def make_batch(finished: Sequence[Finished], config: Config) -> Batch:
+    """Merge every rollout and give it its advantage."""
+    finished = sorted(finished, key=lambda item: (item.rollout.group_id, item.rollout.rollout_id))
+    rollouts = [item.rollout for item in finished]
+    limit = config.update.max_sample_tokens
+    merges = [merge_calls(r, config.update.strategy, max_sample_tokens=limit) for r in rollouts]
+    counts = np.array([len(merge.samples) for merge in merges], np.int64)
+    rewards = np.array([np.nan if r.reward is None else r.reward for r in rollouts], np.float64)
+    advantages = rollout_advantages(
+        rewards,
+        [r.group_id for r in rollouts],
+        config.advantage.estimator,
+        unit=config.advantage.unit,
+        samples_per_rollout=counts,
+        eps=config.advantage.eps,
+    )
+    return Batch(
+        finished=finished,
+        merges=merges,
+        samples=[sample for merge in merges for sample in merge.samples],
+        owner=np.repeat(np.arange(len(rollouts)), counts),
+        rewards=rewards,
+        advantages=advantages,
+    )
+
+
+def make_updates(batch: Batch, config: Config, seed: int, world_size: int = 1) -> Iterator[list[list[Packed]]]:
+    """The packs of each optimizer update, [ranks][packs], with weights from the update's global counts.
+
+    Unscored rollouts are never trained. With `update.rollouts_per_update` groups stay whole.
+    """
+    scored = ~np.isnan(batch.rewards)
+    chosen = np.flatnonzero(scored[batch.owner])
+    if len(chosen) == 0:
+        return
+    owner = batch.owner[chosen]
+    lengths = np.array([len(batch.samples[s].token_ids) for s in chosen])
+    trained = np.array([int(batch.samples[s].loss_mask.sum()) for s in chosen])
+    groups = np.unique([item.rollout.group_id for item in batch.finished], return_inverse=True)[1]
+    plan = plan_updates(
+        lengths,
+        owner,
+        rollouts_per_update=config.update.rollouts_per_update or len(batch.finished),
+        world_size=world_size,
+        max_tokens=config.update.max_tokens,
+        group_index=groups[owner],
+        seed=seed,
+    )
+    samples = [batch.samples[s] for s in chosen]
+    for update in plan.updates:
+        inside = np.concatenate([ids for rank in update.ranks for ids in rank])
+        weights = np.zeros(len(samples))
+        weights[inside] = token_weights(trained[inside], owner[inside], config.loss.normalizer, scale=config.loss.scale)
+        yield [
+            [pack(samples, ids, weights=weights, advantages=batch.advantages[owner]) for ids in rank]
+            for rank in update.ranks
+        ]
+
+
+def batch_metrics(batch: Batch, kinds: Counter[str]) -> dict[str, float]:
+    """What the rollouts of a step were like; `kinds` counts breaks by cause."""
+    counts = np.array([len(merge.samples) for merge in batch.merges])
+    trained = np.bincount(batch.owner, [s.loss_mask.sum() for s in batch.samples], minlength=len(counts))
+    sampled = sum(len(call.response_ids) for item in batch.finished for call in item.rollout.calls)
+    scored = ~np.isnan(batch.rewards)
+    rewards = batch.rewards[scored]
+    used = counts > 0
+    skipped = Counter(item.reason for merge in batch.merges for item in merge.skipped)
+    failed = Counter(item.failure for item in batch.finished if item.failure)
+    metrics = {
+        "reward/mean": _mean(rewards),
+        "reward/std": float(rewards.std()) if len(rewards) else float("nan"),
+        "rollout/count": float(len(counts)),
+        "rollout/calls_mean": _mean(np.array([len(item.rollout.calls) for item in batch.finished])),
+        "rollout/samples_mean": _mean(counts[used]),
+        "rollout/single_sample_share": _mean(counts[used] == 1),
+        "rollout/samples_reward_correlation": _correlation(counts[scored & used], batch.rewards[scored & used]),
+        "rollout/tokens_mean": _mean(trained[used]),
+        "rollout/trained_token_share": float(trained.sum() / sampled) if sampled else float("nan"),
+        "sample/tokens_mean": _mean(np.array([len(s.token_ids) for s in batch.samples])),
+        "advantage/std": float(batch.advantages[scored].std()) if len(rewards) else float("nan"),
+        "advantage/zero_signal_groups": float(_zero_signal(batch)),
+    }
+    metrics |= {f"merge/breaks_{kind}": float(n) for kind, n in kinds.items()}
+    metrics |= {f"merge/skipped_{reason}": float(n) for reason, n in skipped.items()}
+    metrics |= {f"rollout/failed_{reason}": float(n) for reason, n in failed.items()}
+    return metrics
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(np.mean(values)) if len(values) else float("nan")
+
+
+def _correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Pearson's r; NaN where either is constant."""
+    if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return float("nan")
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def _zero_signal(batch: Batch) -> int:
+    """Groups none of whose rollouts has an advantage."""
+    groups = np.unique([item.rollout.group_id for item in batch.finished], return_inverse=True)[1]
+    return int((np.bincount(groups, batch.advantages != 0) == 0).sum())
