@@ -74,10 +74,26 @@ class Loss:
     """Weights of the trained tokens; see `harnessrl.adapter.token_weights`."""
     scale: float | None = None
     """Tokens a rollout is divided by; needed by, and only by, `constant`."""
+    kind: Literal["clip", "gspo", "cispo"] = "clip"
+    """The surrogate; see `harnessrl.train.objective.policy_loss`."""
     clip_low: float = 0.2
     """The ratio is clipped from below at 1 - clip_low."""
     clip_high: float = 0.2
     """The ratio is clipped from above at 1 + clip_high."""
+    dual_clip: float | None = None
+    """Bounds the loss of negative advantages at this multiple (larger than 1); null is off."""
+    old: Literal["recompute", "engine"] = "recompute"
+    """What ratios are taken to: the trainer's own logprobs before the first update, or the engine's."""
+    importance: Literal["none", "token", "sequence"] = "none"
+    """Truncated importance weights from the engine's to the trainer's logprobs."""
+    importance_threshold: float = 2.0
+    """Largest importance weight."""
+    mask_below: float = 0.0
+    """Tokens whose trainer / engine ratio is below get weight 0; 0 is off."""
+    mask_above: float = float("inf")
+    """Tokens whose trainer / engine ratio is above get weight 0; inf is off."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
     kl_coef: float = 0.0
     """Weight of the KL to the initial policy; 0 loads no reference."""
     kl: Literal["k1", "k2", "k3"] = "k3"
@@ -173,7 +189,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         data = OmegaConf.to_container(OmegaConf.load(path))
     except Exception as error:  # yaml and omegaconf raise unrelated types; each is the user's file at fault
-        raise ConfigError(f"{path}: not readable as YAML: {error}") from error
+        raise ConfigError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping of keys to values, got {type(data).__name__}")
     return data  # type: ignore[return-value]
@@ -248,6 +264,7 @@ def _check(config: Config) -> None:
         "service.capacity": config.service.capacity,
         "service.attempts": config.service.attempts,
         "advantage.eps": config.advantage.eps,
+        "loss.importance_threshold": loss.importance_threshold,
     }
     for key, value in positive.items():
         if not value > 0:
@@ -256,6 +273,8 @@ def _check(config: Config) -> None:
         "policy.max_context": policy.max_context,
         "policy.max_calls": policy.max_calls,
         "loss.kl_coef": loss.kl_coef,
+        "loss.entropy_coef": loss.entropy_coef,
+        "loss.mask_below": loss.mask_below,
         "loss.clip_low": loss.clip_low,
         "loss.clip_high": loss.clip_high,
         "policy.val_temperature": policy.val_temperature,
@@ -267,6 +286,14 @@ def _check(config: Config) -> None:
         raise ConfigError("task: give exactly one of task.harness (MODULE:FUNCTION) and task.command (argv)")
     if (loss.normalizer == "constant") != (loss.scale is not None):
         raise ConfigError("loss.scale: needed by, and only by, loss.normalizer=constant")
+    if loss.dual_clip is not None and not loss.dual_clip > 1:
+        raise ConfigError(f"loss.dual_clip: must be larger than 1, or null, got {loss.dual_clip}")
+    if loss.old == "engine" and loss.importance != "none":
+        raise ConfigError(
+            "loss.importance: must be none with loss.old=engine, whose ratios carry the correction already"
+        )
+    if not loss.mask_below < loss.mask_above:
+        raise ConfigError(f"loss.mask_below: {loss.mask_below} must be smaller than loss.mask_above={loss.mask_above}")
     if loss.scale is not None and not loss.scale > 0:
         raise ConfigError(f"loss.scale: must be larger than 0, got {loss.scale}")
     if update.rollouts_per_update is not None and update.rollouts_per_update < task.group_size:

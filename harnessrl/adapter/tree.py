@@ -10,7 +10,7 @@ Suffixes: S samples, N packed samples, L tokens of a sample, T nodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from harnessrl.adapter.packer import Float64, Int64, Origin, Scalars, checked_order, columns, joined
+from harnessrl.adapter.trie import Trie, build_trie, subtree_end
 from harnessrl.adapter.types import Bool, Float32, Int32, Sample
 
 
@@ -129,49 +130,59 @@ def pack_tree(
     chosen = checked_order(order, len(samples))
     picked = [samples[index] for index in chosen]
     nodes: list[Int64] = [np.empty(0, dtype=np.int64)] * len(picked)
-    trees = []
+    trees: list[Trie] = []
+    count = 0
     for members in _by_rollout(picked):
-        tree = _tree([picked[place] for place in members], start=sum(len(other.token_ids) for other in trees))
+        tree = build_trie([picked[place] for place in members], start=count)
+        trees.append(tree)
+        count += len(tree.token_ids)
         for place, path in zip(members, tree.nodes, strict=True):
             nodes[place] = path
-        trees.append(tree)
-    ids_T = joined([tree.token_ids for tree in trees], np.int32)
-    out: dict[str, NDArray[Any]] = {
-        "loss_mask": np.zeros(len(ids_T), dtype=np.bool_),
-        "logprobs": np.zeros(len(ids_T), dtype=np.float32),
-        "policy_version": np.full(len(ids_T), -1, dtype=np.int32),
-        "weights": np.zeros(len(ids_T)),
-        "advantages": np.zeros(len(ids_T)),
-        "sample_index": np.zeros(len(ids_T), dtype=np.int32),
-        "call_index": np.full(len(ids_T), -1, dtype=np.int32),
+    given = {
+        "weights": columns(samples, chosen, weights, "weights"),
+        "advantages": columns(samples, chosen, advantages, "advantages"),
     }
-    given = {"weights": columns(samples, chosen, weights, "weights")}
-    given["advantages"] = columns(samples, chosen, advantages, "advantages")
-    for place, index in enumerate(chosen):
-        out["sample_index"][nodes[place]] = index
-    call_ids: list[str] = []
-    for place, (index, sample) in enumerate(zip(chosen, picked, strict=True)):
+    parent_T = joined([tree.parent for tree in trees], np.int32)
+    return PackedTree(
+        token_ids=joined([tree.token_ids for tree in trees], np.int32),
+        parent=parent_T,
+        position_ids=joined([tree.depth for tree in trees], np.int32),
+        subtree_end=subtree_end(parent_T),
+        order=chosen,
+        nodes=tuple(nodes),
+        rollout_ids=tuple(sample.rollout_id for sample in picked),
+        call_ids=tuple(span.call_id for sample in picked for span in sample.spans),
+        **_node_columns(picked, chosen, nodes, given, count),
+    )
+
+
+def _node_columns(
+    picked: Sequence[Sample], chosen: Int64, nodes: Sequence[Int64], given: Mapping[str, list[Float64]], count: int
+) -> dict[str, NDArray[Any]]:
+    """Columns of the nodes: what the sample that trains a node says of it, else the values of context."""
+    out: dict[str, NDArray[Any]] = {
+        "loss_mask": np.zeros(count, dtype=np.bool_),
+        "logprobs": np.zeros(count, dtype=np.float32),
+        "policy_version": np.full(count, -1, dtype=np.int32),
+        "weights": np.zeros(count),
+        "advantages": np.zeros(count),
+        "sample_index": np.zeros(count, dtype=np.int32),
+        "call_index": np.full(count, -1, dtype=np.int32),
+    }
+    for path, index in zip(nodes, chosen, strict=True):
+        out["sample_index"][path] = index
+    call = 0
+    for place, sample in enumerate(picked):
         own = nodes[place][sample.loss_mask]
-        out["loss_mask"][own], out["sample_index"][own] = True, index
+        out["loss_mask"][own], out["sample_index"][own] = True, chosen[place]
         for name in ("logprobs", "policy_version"):
             out[name][own] = getattr(sample, name)[sample.loss_mask]
         for name, values in given.items():
             out[name][own] = values[place][sample.loss_mask]
         for span in sample.spans:
-            out["call_index"][nodes[place][span.start : span.stop]] = len(call_ids)
-            call_ids.append(span.call_id)
-    parent_T = joined([tree.parent for tree in trees], np.int32)
-    return PackedTree(
-        token_ids=ids_T,
-        parent=parent_T,
-        position_ids=joined([tree.depth for tree in trees], np.int32),
-        subtree_end=_subtree_end(parent_T),
-        order=chosen,
-        nodes=tuple(nodes),
-        rollout_ids=tuple(sample.rollout_id for sample in picked),
-        call_ids=tuple(call_ids),
-        **out,
-    )
+            out["call_index"][nodes[place][span.start : span.stop]] = call
+            call += 1
+    return out
 
 
 def unpack_tree(packed: PackedTree, column: str | NDArray[Any]) -> list[NDArray[Any]]:
@@ -228,7 +239,7 @@ def tree_items(samples: Sequence[Sample]) -> tuple[Int64, list[Int64]]:
         for pack k of the plan, ``pack_tree(samples, np.concatenate([members[item] for item in pack_k]))``.
     """
     members = _by_rollout(samples)
-    lengths = [len(_tree([samples[index] for index in indices], start=0).token_ids) for indices in members]
+    lengths = [len(build_trie([samples[index] for index in indices], start=0).token_ids) for indices in members]
     return np.array(lengths, dtype=np.int64), members
 
 
@@ -245,71 +256,9 @@ def ancestor_mask(packed: PackedTree) -> Bool:
     return (node_T[None, :] <= node_T[:, None]) & (node_T[:, None] < packed.subtree_end[None, :])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Tree:
-    token_ids: Int32
-    parent: Int32
-    depth: Int32
-    nodes: list[Int64]
-
-
-def _tree(samples: Sequence[Sample], start: int) -> _Tree:
-    """One prefix tree, its nodes numbered from `start` in depth-first order.
-
-    In the order of their token ids, each sample shares with the one before it all that it shares with any before it.
-    """
-    size = sum(len(sample.token_ids) for sample in samples)
-    token_T, parent_T, depth_T, rank_T = (np.empty(size, dtype=np.int64) for _ in range(4))
-    trained_T = np.zeros(size, dtype=np.bool_)
-    paths: list[Int64] = [np.empty(0, dtype=np.int64)] * len(samples)
-    before, path, count = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64), 0
-    for place in sorted(range(len(samples)), key=lambda place: samples[place].token_ids.astype(">i4").tobytes()):
-        ids, mask = samples[place].token_ids, samples[place].loss_mask
-        shared = _common_prefix(before, ids)
-        tail = np.arange(count, count + len(ids) - shared)
-        path = np.concatenate([path[:shared], tail])
-        twice = np.flatnonzero(mask[:shared] & trained_T[path[:shared]])  # trained for two samples: a node for each
-        leaves = np.arange(count + len(tail), count + len(tail) + len(twice))
-        own = path.copy()
-        own[twice] = leaves
-        for new, at in ((tail, np.arange(shared, len(ids))), (leaves, twice)):
-            token_T[new], depth_T[new] = ids[at], at
-            parent_T[new] = np.where(at > 0, path[at - 1], -1)
-            rank_T[new] = 2 * path[at]
-        rank_T[tail] += 1  # a leaf stands just before the node whose token it repeats, which keeps subtrees contiguous
-        trained_T[own[mask]] = True
-        paths[place], before, count = own, ids, count + len(tail) + len(twice)
-    by_depth_first = np.argsort(rank_T[:count], kind="stable")
-    number_T = np.empty(count + 1, dtype=np.int64)
-    number_T[by_depth_first] = np.arange(start, start + count)
-    number_T[-1] = -1  # the parent of a root
-    return _Tree(
-        token_ids=token_T[by_depth_first].astype(np.int32),
-        parent=number_T[parent_T[by_depth_first]].astype(np.int32),
-        depth=depth_T[by_depth_first].astype(np.int32),
-        nodes=[number_T[path] for path in paths],
-    )
-
-
-def _common_prefix(left: Int32, right: Int32) -> int:
-    """Length of the longest common prefix."""
-    shorter = min(len(left), len(right))
-    differs = left[:shorter] != right[:shorter]
-    return int(np.argmax(differs)) if differs.any() else shorter
-
-
 def _by_rollout(samples: Sequence[Sample]) -> list[Int64]:
     """Places of each rollout's samples, in order of first appearance."""
     places: dict[str, list[int]] = {}
     for place, sample in enumerate(samples):
         places.setdefault(sample.rollout_id, []).append(place)
     return [np.array(found, dtype=np.int64) for found in places.values()]
-
-
-def _subtree_end(parent_T: Int32) -> Int32:
-    """One past the last descendant, children handing theirs to parents from the last node back."""
-    end = list(range(1, len(parent_T) + 1))
-    for node, parent in zip(range(len(end) - 1, -1, -1), parent_T[::-1].tolist(), strict=True):
-        if parent >= 0 and end[node] > end[parent]:
-            end[parent] = end[node]
-    return np.array(end, dtype=np.int32)

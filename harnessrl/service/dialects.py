@@ -50,6 +50,8 @@ class Ask:
     """Most tokens to sample; None is the service's default."""
     stop: tuple[str, ...] = ()
     """Strings that end the response."""
+    logprobs: bool = False
+    """Give the sampled tokens' logprobs in the answer."""
     stop_ids: tuple[int, ...] = ()
     """Ids that end the response, in addition to the model's own."""
 
@@ -87,6 +89,7 @@ def read_chat(body: Any) -> Ask:
         kind="chat",
         messages=[_message(message, index) for index, message in enumerate(messages)],
         tools=tools or None,
+        logprobs=body.get("logprobs") is True,
         max_tokens=_positive("max_completion_tokens", limit) or _positive("max_tokens", body.get("max_tokens")),
         **fields,
     )
@@ -105,7 +108,13 @@ def read_completion(body: Any) -> Ask:
     ids = isinstance(prompt, list) and bool(prompt) and all(type(index) is int for index in prompt)
     if not (ids or (isinstance(prompt, str) and prompt)):
         raise ApiError(422, "prompt must be one non-empty string or one non-empty list of token ids")
-    return Ask(kind="completion", prompt=prompt, max_tokens=_positive("max_tokens", body.get("max_tokens")), **fields)
+    return Ask(
+        kind="completion",
+        prompt=prompt,
+        max_tokens=_positive("max_tokens", body.get("max_tokens")),
+        logprobs=type(body.get("logprobs")) is int or body.get("logprobs") is True,
+        **fields,
+    )
 
 
 def _common(body: Any) -> dict[str, Any]:

@@ -49,10 +49,10 @@ class Scored:
     logprobs: Tensor
     """float32 [T], nats, tempered; carries the gradient."""
     entropy: Tensor
-    """float32 [T], nats, of the tempered distribution each token was drawn from; without gradient."""
+    """float32 [T], nats, of the tempered distribution each token was drawn from."""
 
 
-def score(model: PreTrainedModel, packed: Packed, temperature: float) -> Scored:
+def score(model: PreTrainedModel, packed: Packed, temperature: float, *, entropy_gradient: bool = False) -> Scored:
     """Logprob and entropy of every trained token: log_softmax(logits / temperature) at the token's own prompt.
 
     Only trained positions pass the output head, in chunks of `HEAD_ELEMENTS`, so that no [tokens, vocabulary] tensor of
@@ -62,6 +62,7 @@ def score(model: PreTrainedModel, packed: Packed, temperature: float) -> Scored:
         model: a policy from `load_policy`.
         packed: a pack; its documents are independent.
         temperature: larger than 0, that of the sampling.
+        entropy_gradient: whether the entropy carries a gradient (an entropy bonus); False saves memory.
     Returns:
         columns over the pack's trained tokens.
     """
@@ -78,17 +79,27 @@ def score(model: PreTrainedModel, packed: Packed, temperature: float) -> Scored:
     head = model.get_output_embeddings()
     chunk = max(1, HEAD_ELEMENTS // head.weight.shape[0])
     if len(at) <= chunk:
-        return Scored(*_head(head, hidden[at], labels, temperature))
+        return Scored(*_head(head, hidden[at], labels, temperature, entropy_gradient))
     parts = [
-        checkpoint(_head, head, hidden[at[i : i + chunk]], labels[i : i + chunk], temperature, use_reentrant=False)
+        checkpoint(
+            _head,
+            head,
+            hidden[at[i : i + chunk]],
+            labels[i : i + chunk],
+            temperature,
+            entropy_gradient,
+            use_reentrant=False,
+        )
         for i in range(0, len(at), chunk)
     ]
     return Scored(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def _head(head: torch.nn.Module, hidden: Tensor, labels: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _head(
+    head: torch.nn.Module, hidden: Tensor, labels: Tensor, temperature: float, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
     logits = head(hidden).float() / temperature
     logprobs = logits.log_softmax(-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(logprobs.exp() * logprobs).sum(-1)
     return logprobs.gather(-1, labels[:, None])[:, 0], entropy

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from harnessrl.adapter import Packed
 from harnessrl.config import Config
-from harnessrl.train.objective import kl_loss, policy_loss
+from harnessrl.train.objective import importance_weights, kl_values, policy_loss, weighted_sum
 from harnessrl.train.policy import Scored, score
 
 
@@ -39,7 +39,14 @@ class Sums:
 
     def metrics(self) -> dict[str, float]:
         """Means by the names of metrics.jsonl; a step without trained tokens has loss 0 and NaN means."""
-        per_token = {"policy/entropy": "entropy", "policy/ratio_mean": "ratio", "policy/clip_fraction": "clipped"}
+        per_token = {
+            "policy/entropy": "entropy",
+            "policy/ratio_mean": "ratio",
+            "policy/clip_fraction": "clipped",
+            "policy/importance_mean": "importance_sum",
+            "policy/truncated_share": "truncated",
+            "policy/masked_share": "masked",
+        }
         per_update = {"loss/policy": "loss", "loss/kl": "kl", "policy/grad_norm": "grad_norm"}
         out = {key: self.values.get(name, 0.0) / max(self.updates, 1) for key, name in per_update.items()}
         for key, name in per_token.items():
@@ -109,11 +116,10 @@ class Updater:
         for index, packed in enumerate(packs):
             if len(packed.token_ids) == 0:
                 continue
-            scored = score(self.model, packed, self.temperature)
+            scored = score(self.model, packed, self.temperature, entropy_gradient=self.config.loss.entropy_coef > 0)
             if old is None:
                 self._note_gap(packed, scored.logprobs, version, sums)
-            denominator = scored.logprobs.detach() if old is None else old[index]
-            loss, pack_balance = self._loss(packed, scored, denominator, sums)
+            loss, pack_balance = self._loss(packed, scored, old[index] if old else None, sums)
             balance += pack_balance
             loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(
@@ -125,23 +131,43 @@ class Updater:
         if abs(balance) >= abs(sums.weight_advantage):
             sums.weight_advantage = balance
 
-    def _loss(self, packed: Packed, scored: Scored, old: Tensor, sums: Sums) -> tuple[Tensor, float]:
-        at = packed.scored
-        device = scored.logprobs.device
+    def _loss(self, packed: Packed, scored: Scored, old: Tensor | None, sums: Sums) -> tuple[Tensor, float]:
+        """The pack's part of the update's loss, and its part of the sum of weight x advantage."""
+        settings, at, device = self.config.loss, packed.scored, scored.logprobs.device
         advantages, weights = (torch.from_numpy(x[at]).to(device) for x in (packed.advantages, packed.weights))
-        settings = self.config.loss
+        sequence = torch.from_numpy(packed.call_index[at].astype(np.int64)).to(device)
+        engine = torch.from_numpy(packed.logprobs[at]).to(device)
+        old = scored.logprobs.detach() if old is None else old
+        correction, importance = importance_weights(
+            old,
+            engine,
+            level=settings.importance,
+            threshold=settings.importance_threshold,
+            mask_below=settings.mask_below,
+            mask_above=settings.mask_above,
+            sequence=sequence,
+        )
         loss, metrics = policy_loss(
-            scored.logprobs, old, advantages, weights, clip_low=settings.clip_low, clip_high=settings.clip_high
+            scored.logprobs,
+            engine if settings.old == "engine" else old,
+            advantages,
+            weights * correction,
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+            dual_clip=settings.dual_clip,
+            kind=settings.kind,
+            sequence=sequence,
         )
-        sums.add(
-            loss=loss.detach(), entropy=scored.entropy.sum(), ratio=metrics["ratio_sum"], clipped=metrics["clipped"]
-        )
+        sums.add(loss=loss.detach(), entropy=scored.entropy.detach().sum(), ratio=metrics["ratio_sum"])
+        sums.add(clipped=metrics["clipped"], **importance)
         sums.tokens += len(at)
         sums.pack_tokens += len(packed.token_ids)
+        if settings.entropy_coef:
+            loss = loss - settings.entropy_coef * weighted_sum(scored.entropy, weights)
         if self.reference is not None:
             with torch.no_grad():
                 reference = score(self.reference, packed, self.temperature).logprobs
-            kl = kl_loss(scored.logprobs, reference, weights, estimator=settings.kl)
+            kl = weighted_sum(kl_values(scored.logprobs, reference, settings.kl), weights)
             sums.add(kl=kl.detach())
             loss = loss + settings.kl_coef * kl
-        return loss, float(metrics["weight_advantage_sum"])
+        return loss, float((weights * advantages).sum())

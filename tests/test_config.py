@@ -1,0 +1,75 @@
+"""Bad input stops a run before anything starts, by the key's path, with what is allowed."""
+
+from pathlib import Path
+
+import pytest
+
+from harnessrl.config import Config, describe, from_mapping, load
+from harnessrl.errors import ConfigError
+
+GOOD = {"task": {"inputs": "a:b", "harness": "a:c"}, "policy": {"source": "x"}}
+
+
+def make(*overrides, **changes):
+    return from_mapping(GOOD | changes, overrides, Path("some.yaml"))
+
+
+def test_overrides_are_typed():
+    config = make("steps=3", "update.lr=1e-3", "loss.normalizer=seq_mean", "update.rollouts_per_update=32", "run=a/b")
+    assert (config.steps, config.update.lr, config.loss.normalizer) == (3, 1e-3, "seq_mean")
+    assert config.update.rollouts_per_update == 32
+    assert config.folder == Path("runs/a/b")
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("stpes=3", ["stpes", "allowed: run, runs, seed, steps"]),
+        ("loss.normaliser=seq_mean", ["loss.normaliser", "allowed: normalizer, scale"]),
+        ("loss.normalizer=mean", ["loss.normalizer", "token_mean", "rollout_mean"]),
+        ("steps=many", ["steps", "Integer"]),
+        ("steps=1.5", ["steps", "Integer"]),
+        ("steps=0", ["steps", "larger than 0"]),
+        ("steps", ["key=value"]),
+        ("seed=-1", ["seed", "negative"]),
+        ("update=3", ["update=3"]),
+        ("schedule=async_separate", ["schedule", "sync"]),
+        ("task.command=[python,x.py]", ["exactly one of task.harness"]),
+        ("task.harness=null", ["exactly one of task.harness"]),
+        ("loss.normalizer=constant", ["loss.scale"]),
+        ("loss.scale=3", ["loss.scale"]),
+        ("update.rollouts_per_update=4", ["update.rollouts_per_update", "group_size=8"]),
+        ("policy.train_temperature=0", ["policy.train_temperature"]),
+        ("service.port=70000", ["service.port", "0..65535"]),
+        ("run=../elsewhere", ["run", "below runs/"]),
+    ],
+)
+def test_bad_values_are_refused_by_key(override, words):
+    with pytest.raises(ConfigError) as error:
+        make(override)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_files_are_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"none\.yaml: no such file"):
+        load(tmp_path / "none.yaml")
+    (tmp_path / "broken.yaml").write_text("a: [1,\nb: 2")
+    with pytest.raises(ConfigError, match=r"broken\.yaml.*line 1"):
+        load(tmp_path / "broken.yaml")
+    (tmp_path / "list.yaml").write_text("- 1")
+    with pytest.raises(ConfigError, match=r"list\.yaml: expected a mapping"):
+        load(tmp_path / "list.yaml")
+    (tmp_path / "missing.yaml").write_text("task: {harness: 'a:b', inputs: 'a:c'}")
+    with pytest.raises(ConfigError, match=r"missing\.yaml.*policy\.source|source"):
+        load(tmp_path / "missing.yaml")
+
+
+def test_every_key_is_described():
+    rows = describe(Config)
+    assert len(rows) > 45
+    assert [key for key, _, doc in rows if not doc] == []
+    assert (
+        "loss.normalizer",
+        "rollout_mean",
+        "Weights of the trained tokens; see `harnessrl.adapter.token_weights`.",
+    ) in rows
