@@ -110,9 +110,12 @@ class Documents:
         q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # [T, H, D]
         out = torch.zeros_like(q)
         for bucket in self.buckets:
-            batch = (x[bucket.gather].transpose(1, 2) for x in (q, k, v))  # [docs, H, longest, D]
+            batch = (  # [docs, H, longest, D]; index_select's backward is several times faster than that of x[index]
+                x.index_select(0, bucket.gather.flatten()).view(*bucket.gather.shape, *x.shape[1:]).transpose(1, 2)
+                for x in (q, k, v)
+            )
             flat = sdpa(*batch, scaling, causal=True).transpose(1, 2).flatten(0, 1)
-            out = out.index_copy(0, bucket.tokens, flat[bucket.cells])
+            out = out.index_copy(0, bucket.tokens, flat.index_select(0, bucket.cells))
         return out.transpose(0, 1).unsqueeze(0)
 
 

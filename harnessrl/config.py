@@ -150,6 +150,8 @@ class Config:
     """Steps in all; a resumed run continues up to here."""
     schedule: Literal["sync"] = "sync"
     """When rollouts are collected: `sync` waits for every rollout of the step."""
+    replay: str | None = None
+    """A recorded rollouts.jsonl to train on instead of generating."""
     threads: int = 1
     """Threads of PyTorch in the trainer."""
     checkpoint_every: int = 10

@@ -40,13 +40,14 @@ class Display:
         name: shown in front.
         start: first step that will run.
         steps: steps in all.
+        shown: False keeps it silent (ranks that do not lead).
     """
 
-    def __init__(self, name: str, start: int, steps: int) -> None:
+    def __init__(self, name: str, start: int, steps: int, shown: bool = True) -> None:
         self.name, self.steps, self.done = name, steps, start
-        self.console = Console(file=sys.stdout)
+        self.console = Console(file=sys.stdout, quiet=not shown)
         self.live: Progress | None = None
-        if self.console.is_terminal:
+        if self.console.is_terminal and shown:
             self.live = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=20),

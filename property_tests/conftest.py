@@ -15,11 +15,13 @@ import importlib
 import os
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from property_tests import adapters
 
-COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]  # "explain" costs more than it tells here
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
+COMMON = {"deadline": None, "phases": PHASES, "suppress_health_check": SLOW}
 settings.register_profile("dev", max_examples=50, **COMMON)
 settings.register_profile("ci", max_examples=100, derandomize=True, database=None, **COMMON)
 settings.register_profile("deep", max_examples=5000, **COMMON)

@@ -151,7 +151,9 @@ def _multiset(samples: Samples) -> Counter[str]:
 
 def _story(law: str, calls: Calls, adapter: Adapter, what: str) -> str:
     lines = [f"law broken: {law}", "  calls, in order of arrival:"]
-    lines += [f"    {i}: {c['prompt_ids']} -> {c['response_ids']}, logprobs {c['logprobs']}" for i, c in enumerate(calls)]
+    lines += [
+        f"    {i}: {c['prompt_ids']} -> {c['response_ids']}, logprobs {c['logprobs']}" for i, c in enumerate(calls)
+    ]
     lines += ["  samples (trained tokens in brackets):"]
     for sample in adapter(calls):
         pairs = zip(sample["token_ids"], sample["loss_mask"], strict=True)

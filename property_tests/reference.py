@@ -46,9 +46,7 @@ def skip_reason(
 
 
 def merge_order(calls: Sequence[Call]) -> list[Call]:
-    return sorted(
-        calls, key=lambda c: (len(c.prompt_ids), c.prompt_ids.tolist(), c.response_ids.tolist(), c.call_id)
-    )
+    return sorted(calls, key=lambda c: (len(c.prompt_ids), c.prompt_ids.tolist(), c.response_ids.tolist(), c.call_id))
 
 
 def merge(calls: Sequence[Call], strategy: str = "best_effort") -> list[list[Call]]:

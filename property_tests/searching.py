@@ -13,7 +13,9 @@ T = TypeVar("T")
 QUIET = {"database": None, "deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
 
-def counterexample(strategy: SearchStrategy[T], law: Callable[[T], Any], *, tries: int = 1000, shrink: bool = False) -> T:
+def counterexample(
+    strategy: SearchStrategy[T], law: Callable[[T], Any], *, tries: int = 1000, shrink: bool = False
+) -> T:
     """A drawn value for which the law raises AssertionError; the smallest one with ``shrink``.
 
     Raises:
@@ -21,7 +23,9 @@ def counterexample(strategy: SearchStrategy[T], law: Callable[[T], Any], *, trie
     """
     phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
     try:
-        return find(strategy, lambda value: fails(law, value), settings=settings(max_examples=tries, phases=phases, **QUIET))
+        return find(
+            strategy, lambda value: fails(law, value), settings=settings(max_examples=tries, phases=phases, **QUIET)
+        )
     except NoSuchExample:
         raise AssertionError(f"no counterexample in {tries} draws") from None
 

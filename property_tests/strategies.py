@@ -21,11 +21,16 @@ from property_tests.toy import Template, ToyTokenizer
 TOKENS = st.integers(0, 4)
 MOVES = ("continue", "resample", "retry", "rewind", "edit", "summarise", "hand_off", "grow")
 FLAWS = ("constrained", "other_agent", "missing_logprobs", "missing_ids", "undelivered", "empty")
-LOGPROBS = st.floats(-8.0, 0.0, width=32)
+TOKENIZER = ToyTokenizer()
 
 
 def ids(least: int, most: int) -> st.SearchStrategy[list[int]]:
     return st.lists(TOKENS, min_size=least, max_size=most)
+
+
+def own_logprobs(call: int, response: list[int]) -> list[float]:
+    """Nothing to draw, but no two tokens of a rollout have the same: a mix-up shows."""
+    return [-(call + 1) - at / 64 for at in range(len(response))]
 
 
 @st.composite
@@ -40,7 +45,7 @@ def rollouts(draw: st.DrawFn, *, most: int = 8, flawed: bool = True, shuffled: b
             call_id=f"c{index}",
             prompt_ids=_prompt(draw, move, base),
             response_ids=response,
-            logprobs=draw(st.lists(LOGPROBS, min_size=len(response), max_size=len(response))),
+            logprobs=own_logprobs(index, response),
             policy_version=draw(st.integers(0, 3)),
             finish_reason=draw(st.sampled_from(["stop", "length"])),
             request_id=f"q{index}" if base is None or move != "retry" else base.request_id,
@@ -107,14 +112,14 @@ def conversations(
     template: Template | None = None,
     events: tuple[str, ...] = EVENTS,
     most: int = 6,
-    merging: bool = True,
+    drifting: bool = True,
 ) -> Rollout:
     """A rollout of a text harness on the toy tokenizer: prompts are rendered and encoded, answers are drawn as ids.
 
-    ``template`` fixes the template, else one is drawn; ``events`` are what may happen at each call; ``merging`` False
+    ``template`` fixes the template, else one is drawn; ``events`` are what may happen at each call; ``drifting`` False
     draws only answers that survive decode and encode.
     """
-    tokenizer = ToyTokenizer()
+    tokenizer = TOKENIZER
     template = template or draw(templates())
     task = draw(st.text("adegin ", min_size=1, max_size=4))
     main = Conversation([("system", "deed"), ("user", task)], [])
@@ -124,21 +129,21 @@ def conversations(
         talk = main
         if event == "sub_agent":
             talk = Conversation([("system", "aid"), ("user", draw(st.text("hinov ", min_size=1, max_size=4)))], [])
-        if event == "summarise" and len(main.messages) > 3:
+        if event == "summarise" and len(main.messages) > 5:  # or there is nothing to shorten
             main.messages = [*main.messages[:2], ("user", "on")]
         prompt = tokenizer.encode(template.render(talk.messages))
-        answer = draw(answers(tokenizer, drifting=merging))
+        answer = draw(answers(tokenizer, drifting=drifting))
         tries = {"resample": 2, "retry": 2}.get(event, 1)
         for attempt in range(tries):
             if attempt:
-                answer = draw(answers(tokenizer, drifting=merging))
+                answer = draw(answers(tokenizer, drifting=drifting))
             ended = answer if event == "truncate" else [*answer, tokenizer.end]
             calls.append(
                 Call(
                     call_id=f"c{len(calls)}",
                     prompt_ids=prompt,
                     response_ids=ended,
-                    logprobs=draw(st.lists(LOGPROBS, min_size=len(ended), max_size=len(ended))),
+                    logprobs=own_logprobs(len(calls), ended),
                     finish_reason="length" if event == "truncate" else "stop",
                     delivered=not (event == "retry" and attempt == 0),
                     request_id=f"q{len(calls) - attempt}" if event == "retry" else f"q{len(calls)}",

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from string import ascii_lowercase
 
 SPECIALS = ("<|begin|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>", "<think>", "</think>")
 ROLES = ("system", "user", "assistant", "tool")
-LETTERS = 'adeghinové {}":,?|<>\n�'
+LETTERS = ascii_lowercase + 'é {}":,?|<>/\n\ufffd'
 # In order of rank. They overlap on purpose: which one wins depends on the neighbours.
-MERGES = ("in", "ing", "av", "hav", "aving", "no", "on", "ed", "end", ' "', '":', '{"', "é", "�", "  ", "\n\n")
+MERGES = ("in", "ing", "av", "hav", "aving", "no", "on", "ed", "end", ' "', '":', '{"', "é", "\ufffd", "  ", "\n\n")
 
 
 class ToyTokenizer:
@@ -46,13 +48,14 @@ class ToyTokenizer:
             text = text[at + len(special) :]
         return ids
 
+    @cache  # noqa: B019 (one tokenizer, short texts)
     def _encode_ordinary(self, data: bytes) -> list[int]:
         """For each merge in order of rank, join the neighbours that spell it, left to right."""
         parts = [bytes([unit]) for unit in data]
-        for merge in MERGES:
-            piece, joined = merge.encode(), []
+        for piece in (merge.encode() for merge in MERGES if merge.encode() in data):
+            joined: list[bytes] = []
             while parts:
-                count = next((n for n in range(2, len(parts) + 1) if b"".join(parts[:n]) == piece), 1)
+                count = next((n for n in range(2, len(piece) + 1) if b"".join(parts[:n]) == piece), 1)
                 joined.append(b"".join(parts[:count]))
                 del parts[:count]
             parts = joined

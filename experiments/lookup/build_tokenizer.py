@@ -18,7 +18,7 @@ from experiments.lookup.demonstrations import Noise, demonstrate
 from experiments.lookup.task import inputs
 
 FOLDER = Path(__file__).parent / "tokenizer"
-VOCABULARY = 96
+VOCABULARY = 108
 ALPHABET = string.ascii_lowercase + string.digits + " .:,GS"
 SPECIAL = ["<|pad|>", "<|unk|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"]
 TEMPLATE = (

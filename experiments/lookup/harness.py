@@ -36,7 +36,7 @@ NO_KEY = "no key"
 ERRORS = {"main": 3, "helper": 1}
 """Errors an agent survives; one more ends its conversation."""
 TURNS = {"main": 10, "helper": 4}
-HANDOFF = 0.15
+HANDOFF = 0.12
 HANDOFF_AFTER_ERROR = 0.5
 HISTORY_LIMIT = 45
 """Characters of content; a longer history is summarised before the next turn."""

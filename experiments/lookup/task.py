@@ -16,15 +16,16 @@ LETTERS = "abcde"
 KEYS = ["".join(letters) for letters in itertools.product(LETTERS, repeat=3)]
 TABLE_SIZE = 12
 HOPS = (2, 3)
-SPLITS = ("train", "val")
+SPLITS = ("train", "val", "warm")
+"""What one trains on, validates on, and demonstrates (the warm start)."""
 
 
 def inputs(seed: int, split: str = "train") -> Iterator[dict[str, Any]]:
     """Yield episodes for ever, the same ones for the same seed.
 
     Args:
-        seed: of the stream; streams of different seeds share no episode in practice (62-bit episode seeds).
-        split: "train" or "val"; episode seeds are even in one and odd in the other, so the two never meet.
+        seed: of the stream; streams of different seeds share no episode in practice (50-bit episode seeds).
+        split: one of SPLITS; episode seeds leave the split's index when divided by 3, so no episode is in two splits.
 
     Returns:
         JSON objects with `data_id`, `seed` (of the episode), `table` (key -> key), `start` and `hops`.
@@ -36,7 +37,7 @@ def inputs(seed: int, split: str = "train") -> Iterator[dict[str, Any]]:
         raise ValueError(f"split is {split!r}; allowed are {', '.join(SPLITS)}")
     for index in itertools.count():
         digest = blake2b(f"{split}/{seed}/{index}".encode(), digest_size=8).digest()
-        episode_seed = (int.from_bytes(digest) >> 3) * 2 + SPLITS.index(split)
+        episode_seed = (int.from_bytes(digest) >> 14) * 3 + SPLITS.index(split)
         yield {"data_id": f"{split}-{seed}-{index}", **episode(episode_seed)}
 
 

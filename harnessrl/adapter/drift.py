@@ -29,7 +29,7 @@ class Drift:
     kind: str
     """One of KINDS."""
     position: int
-    """Index of the first differing token, as in the Break."""
+    """Index of the first token of the found prompt that differs; its length where none does."""
     known_call: str
     """The call whose context (prompt + response) was there first."""
     found_call: str
@@ -72,11 +72,12 @@ def explain_break(broken: Break, decode: Decode | None = None) -> Drift:
     if arrival[new.call_id] < arrival[old.call_id]:
         old, new = new, old
     known = np.concatenate([old.prompt_ids, old.response_ids])
-    around = slice(max(0, broken.position - WINDOW), broken.position + WINDOW)
+    at = min(broken.position, len(new.prompt_ids))
+    around = slice(max(0, at - WINDOW), at + WINDOW)
     known_ids, found_ids = known[around], new.prompt_ids[around]
     return Drift(
-        kind=_kind(broken, old, new, known, decode),
-        position=broken.position,
+        kind=_kind(broken, old, new, known, at, decode),
+        position=at,
         known_call=old.call_id,
         found_call=new.call_id,
         known_ids=known_ids,
@@ -86,20 +87,16 @@ def explain_break(broken: Break, decode: Decode | None = None) -> Drift:
     )
 
 
-def _kind(broken: Break, old: Call, new: Call, known: Int32, decode: Decode | None) -> str:
-    at, earlier, found = broken.position, broken.earlier, new.prompt_ids
-    if (
-        at == len(earlier.prompt_ids) + len(earlier.response_ids)
-        or at == len(broken.call.prompt_ids)
-        or at >= len(found)
-    ):
+def _kind(broken: Break, old: Call, new: Call, known: Int32, at: int, decode: Decode | None) -> str:
+    found = new.prompt_ids
+    if at == len(known) or at == len(found):
         return "branched"
     if decode is not None:
         if _same_text(known, found, at, decode):
             return "retokenized"
         if _same_but_markup(known, found, at, decode):
             return "template"
-    if broken.joint > 0 and at < len(earlier.prompt_ids) and not _holds(found[at:], old.response_ids, decode):
+    if broken.joint > 0 and at < len(broken.earlier.prompt_ids) and not _holds(found[at:], old.response_ids, decode):
         return "branched"
     if _unrelated(broken):
         return "unrelated"

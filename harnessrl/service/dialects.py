@@ -207,10 +207,10 @@ def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
 # -- pinning ------------------------------------------------------------------------------------------------------
 
 
-def pin(body: dict[str, Any], mode: str, config: ServiceConfig) -> Pinned:
+def pin(body: dict[str, Any], mode: str, config: ServiceConfig, *, masks_stand: bool = False) -> Pinned:
     """Decide the sampling: train mode pins everything; val mode pins the temperature and lets top_p and top_k stand.
 
-    A token engine knows no masks and no biases, so these are removed in both modes.
+    Masks and biases are removed in train mode, and in val mode too unless `masks_stand` (a token engine knows none).
     """
     train = mode == "train"
     temperature = config.train_temperature if train else config.val_temperature
@@ -222,11 +222,9 @@ def pin(body: dict[str, Any], mode: str, config: ServiceConfig) -> Pinned:
         for name, value in used.items()
         if body.get(name) is not None and body[name] != value and not (name == "top_k" and body[name] == -1)
     }
-    for name, neutral in BIASES.items():
-        if body.get(name) not in (None, neutral, {}):
-            overrides[name] = {"asked": body[name], "used": None}
-    for name in masks(body):
-        overrides[name] = {"asked": body[name], "used": None}
+    if train or not masks_stand:
+        biases = [name for name, neutral in BIASES.items() if body.get(name) not in (None, neutral, {})]
+        overrides |= {name: {"asked": body[name], "used": None} for name in (*biases, *masks(body))}
     return Pinned(temperature=temperature, top_p=top_p, top_k=top_k, overrides=overrides)
 
 

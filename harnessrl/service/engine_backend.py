@@ -16,7 +16,7 @@ from harnessrl.service import answers, wire
 from harnessrl.service.answers import Choice
 from harnessrl.service.attempts import Attempts
 from harnessrl.service.dialects import Ask, Pinned, pin
-from harnessrl.service.engine_client import EngineClient, EngineLost
+from harnessrl.service.engine_client import Batch, EngineClient, EngineLost
 from harnessrl.service.errors import ApiError
 from harnessrl.service.events import Recorded, prompt_key
 from harnessrl.service.gate import Gate
@@ -85,11 +85,11 @@ class EngineBackend:
             await self._gate.enter(count)
             try:
                 job = self._job(turn, pinned, prompt_ids, first)
-                futures = self._submit(job, room)
-                gone = await self._finished(futures)
+                batch = self._client.submit(prompt_ids, self._samplings(job, room))
+                gone = await self._finished(batch)
             finally:
                 self._gate.leave(count)
-            return self._outcome(job, futures, gone)
+            return self._outcome(job, batch, gone)
 
     async def _prompt(self, ask: Ask) -> NDArray[np.int32]:
         if isinstance(ask.prompt, list):
@@ -135,54 +135,44 @@ class EngineBackend:
         ]
         return _Job(turn=turn, pinned=pinned, prompt_ids=prompt_ids, first=first, keys=keys)
 
-    def _submit(self, job: _Job, room: int) -> list[asyncio.Future[wire.Reply]]:
+    def _samplings(self, job: _Job, room: int) -> list[wire.Sampling]:
         named = (self._codec.special_id(stop) for stop in job.turn.ask.stop)
         extra = {*job.turn.ask.stop_ids, *(index for index in named if index is not None)}
         stop_ids = tuple(sorted({*self._codec.stop_ids, *extra})) if extra else self._codec.stop_ids
         return [
-            self._client.submit(
-                job.prompt_ids,
-                wire.Sampling(
-                    max_tokens=room,
-                    temperature=job.pinned.temperature,
-                    top_p=job.pinned.top_p,
-                    top_k=job.pinned.top_k,
-                    stop_ids=stop_ids,
-                    noise=key,
-                ),
+            wire.Sampling(
+                max_tokens=room,
+                temperature=job.pinned.temperature,
+                top_p=job.pinned.top_p,
+                top_k=job.pinned.top_k,
+                stop_ids=stop_ids,
+                noise=key,
             )
             for key in job.keys
         ]
 
-    async def _finished(self, futures: list[asyncio.Future[wire.Reply]]) -> bool:
+    async def _finished(self, batch: Batch) -> bool:
         """Wait for all replies; True where the harness went away meanwhile (then for what the engine hands back)."""
         try:
-            await asyncio.wait(futures)
+            await batch.wait()
             return False
         except asyncio.CancelledError:
-            for future in futures:
-                self._client.cancel(future)
-            await asyncio.wait(futures, timeout=CANCEL_SECONDS)
-            for future in futures:
-                self._client.forget(future)
+            await self._client.cancel(batch, CANCEL_SECONDS)
             return True
 
-    def _outcome(self, job: _Job, futures: list[asyncio.Future[wire.Reply]], gone: bool) -> Outcome:
+    def _outcome(self, job: _Job, batch: Batch, gone: bool) -> Outcome:
         """Keep whatever was sampled; answer only where every choice was, and the harness is there."""
         choices, calls, error = [], [], None
         answer: dict[str, Any] | None = None
-        for index, future in enumerate(futures):
-            if not future.done():
-                continue
-            failure = future.exception()
-            reply = None if failure is not None else future.result()
+        for index, result in enumerate(batch.results):
+            reply = result if isinstance(result, wire.Reply) else None
             if reply is not None and len(reply.ids) and (gone or reply.finish_reason in ("stop", "length")):
                 choice, after_stop = self._choice(job.turn.ask, reply)
                 answer = self._answer(job, job.keys[index], [choice])
                 choices.append(choice)
                 calls.append(self._recorded(job, index, reply, choice, answer, after_stop))
             else:
-                why = str(failure) if reply is None else reply.error or f"the engine answered {reply.finish_reason}"
+                why = str(result) if reply is None else reply.error or f"the engine answered {reply.finish_reason}"
                 error = ApiError(503, why, retry_after=self._gate.retry_after_seconds)
         if gone or error is not None:
             return Outcome(calls=calls, answer=None, error=None if gone else error)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 import zmq
@@ -20,15 +22,41 @@ class EngineLost(Exception):
     """The engine cannot be reached, or the connection broke with requests in flight."""
 
 
+class Batch:
+    """Some requests in flight that are waited for together."""
+
+    __slots__ = ("_missing", "_waiter", "ids", "results")
+
+    def __init__(self, count: int) -> None:
+        self.ids: list[bytes] = []
+        """One request id each."""
+        self.results: list[wire.Reply | EngineLost | None] = [None] * count
+        """What became of each request; None while it is in flight."""
+        self._missing = count
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def wait(self) -> None:
+        """Wait until every request has its result. May be cancelled and called again: results still come in."""
+        if self._missing:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def end(self, index: int, result: wire.Reply | EngineLost) -> None:
+        """Note the result of one request."""
+        self.results[index] = result
+        self._missing -= 1
+        if not self._missing and self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
 class EngineClient:
-    """Sends prompts to a token engine and resolves a future a reply."""
+    """Sends prompts to a token engine and collects its replies."""
 
     def __init__(self, address: str) -> None:
         """Connect to the engine that binds `address`; it may come up later."""
         self._context = zmq.Context()
         self._socket = Socket(self._context, zmq.DEALER, self._on_reply)
-        self._pending: dict[bytes, asyncio.Future[wire.Reply]] = {}
-        self._ids: dict[asyncio.Future[wire.Reply], bytes] = {}
+        self._pending: dict[bytes, tuple[Batch, int]] = {}
         self._connected = asyncio.Event()
         self._monitor = self._socket.raw.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         asyncio.get_running_loop().add_reader(self._monitor.getsockopt(zmq.FD), self._on_monitor)
@@ -49,22 +77,25 @@ class EngineClient:
         except TimeoutError:
             raise EngineLost(f"no engine within {seconds:g} s") from None
 
-    def submit(self, prompt_ids: NDArray[np.int32], sampling: wire.Sampling) -> asyncio.Future[wire.Reply]:
-        """Send one request. The future ends with its reply, or with EngineLost."""
-        request_id = wire.new_request_id()
-        future: asyncio.Future[wire.Reply] = asyncio.get_running_loop().create_future()
-        self._pending[request_id], self._ids[future] = future, request_id
-        self._socket.send(wire.encode_request(request_id, prompt_ids, sampling))
-        return future
+    def submit(self, prompt_ids: NDArray[np.int32], samplings: Sequence[wire.Sampling]) -> Batch:
+        """Send a prompt once for each sampling."""
+        batch = Batch(len(samplings))
+        for index, sampling in enumerate(samplings):
+            request_id = wire.new_request_id()
+            batch.ids.append(request_id)
+            self._pending[request_id] = (batch, index)
+            self._socket.send(wire.encode_request(request_id, prompt_ids, sampling))
+        return batch
 
-    def cancel(self, future: asyncio.Future[wire.Reply]) -> None:
-        """Ask the engine to stop working on a request; its future still ends with what was sampled so far."""
-        if (request_id := self._ids.get(future)) is not None:
-            self._socket.send(wire.encode_cancel(request_id))
-
-    def forget(self, future: asyncio.Future[wire.Reply]) -> None:
-        """Stop waiting for a reply."""
-        self._pending.pop(self._ids.pop(future, b""), None)
+    async def cancel(self, batch: Batch, seconds: float) -> None:
+        """Have the engine stop working on a batch, and wait a while for what it had sampled."""
+        for request_id in batch.ids:
+            if request_id in self._pending:
+                self._socket.send(wire.encode_cancel(request_id))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(batch.wait(), seconds)
+        for request_id in batch.ids:
+            self._pending.pop(request_id, None)
 
     def close(self) -> None:
         """Close the connection; requests in flight end with EngineLost."""
@@ -88,11 +119,9 @@ class EngineClient:
                 policy_version=0,
                 error=f"malformed reply: {error}",
             )
-        future = self._pending.pop(reply.request_id, None)
-        if future is not None:
-            del self._ids[future]
-            if not future.done():
-                future.set_result(reply)
+        batch, index = self._pending.pop(reply.request_id, (None, 0))
+        if batch is not None:
+            batch.end(index, reply)
 
     def _on_monitor(self) -> None:
         while True:
@@ -107,8 +136,6 @@ class EngineClient:
                 self._fail("the connection to the engine broke")
 
     def _fail(self, message: str) -> None:
-        for future in self._pending.values():
-            if not future.done():
-                future.set_exception(EngineLost(message))
-        self._pending.clear()
-        self._ids.clear()
+        pending, self._pending = self._pending, {}
+        for batch, index in pending.values():
+            batch.end(index, EngineLost(message))

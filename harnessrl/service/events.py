@@ -92,8 +92,8 @@ class Events:
         return cursor.lastrowid
 
     def deliver(self, event: int) -> None:
-        """Note that the harness received a call's answer, to the last byte."""
-        self._store.write("INSERT OR IGNORE INTO deliveries VALUES (?)", (event,))
+        """Note that the harness received a call's answer, to the last byte; committed with whatever is written next."""
+        self._store.write("INSERT OR IGNORE INTO deliveries VALUES (?)", (event,), lazy=True)
 
     def counts(self, rollout: int, attempt: str, key: int) -> tuple[int, int]:
         """Calls recorded in an attempt, and the next occurrence of the prompt with this key."""

@@ -46,7 +46,7 @@ def make_app(config: ServiceConfig, store: Store, api: Api, gateway: Gateway) ->
 
     app = web.Application(middlewares=[guard], client_max_size=config.max_body)
     app.add_routes(api.routes())
-    app.add_routes([web.get(_OPENAI + "/models", gateway.models), web.post(_OPENAI + "/{path:.+}", gateway.call)])
+    app.add_routes([web.post(_OPENAI + "/{path:.+}", gateway.call), web.get(_OPENAI + "/models", gateway.models)])
     return app
 
 

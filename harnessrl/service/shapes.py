@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -125,7 +126,8 @@ def new_event(body: Any) -> tuple[str, dict[str, Any], str | None]:
     need(isinstance(data, dict), "data must be an object")
     need(event_id is None or isinstance(event_id, str), "event_id must be a string")
     if event_type == "reward":
-        need(isinstance(data.get("value"), (int, float)), "a reward's data.value must be a number")
+        value = data.get("value")
+        need(isinstance(value, (int, float)) and math.isfinite(value), "a reward's data.value must be a finite number")
     return event_type, data, event_id
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
+_NOW = int(zmq.NOBLOCK)
 Frames = list[bytes]
 
 
@@ -26,7 +27,7 @@ class Socket:
 
     def send(self, frames: Sequence[bytes]) -> None:
         """Queue one message (queues are unbounded: what is in flight is bounded by the callers)."""
-        self.raw.send_multipart(frames, zmq.NOBLOCK)
+        self.raw.send_multipart(frames, _NOW)
         if not self._drain_soon:  # sending may consume the file descriptor's only signal for an arrived message
             self._drain_soon = True
             self._loop.call_soon(self.drain)
@@ -36,7 +37,7 @@ class Socket:
         self._drain_soon = False
         while not self.raw.closed:
             try:
-                frames = self.raw.recv_multipart(zmq.NOBLOCK)
+                frames = self.raw.recv_multipart(_NOW)
             except zmq.Again:
                 return
             try:
@@ -45,8 +46,8 @@ class Socket:
                 self._loop.call_soon(self.drain)  # the messages behind a bad one are not lost
                 raise
 
-    def close(self) -> None:
-        """Stop listening and close; may be called twice."""
+    def close(self, linger: int = 0) -> None:
+        """Stop listening and close, giving what is unsent `linger` milliseconds; may be called twice."""
         if not self.raw.closed:
             self._loop.remove_reader(self.raw.getsockopt(zmq.FD))
-            self.raw.close(linger=0)
+            self.raw.close(linger=linger)

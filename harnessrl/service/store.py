@@ -45,6 +45,9 @@ CREATE TABLE IF NOT EXISTS models (
     model TEXT NOT NULL, endpoint TEXT NOT NULL, version INTEGER NOT NULL, PRIMARY KEY (model, endpoint));
 """
 
+LAZY_SECONDS = 0.01
+"""How long a write that nobody waits for may stay uncommitted."""
+
 
 class Conflict(Exception):
     """A state transition that the contract forbids."""
@@ -63,7 +66,8 @@ class Store:
         self.on_terminal: list[Callable[[str], None]] = []
         self.on_created: list[Callable[[], None]] = []
         self._waiters: list[asyncio.Future[None]] = []
-        self._open = False
+        self._open = self._due = False
+        self._timer: asyncio.TimerHandle | None = None
         try:
             self._lock = open(path + ".lock", "w")  # noqa: SIM115 (held as long as the store is)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,19 +90,26 @@ class Store:
 
     # -- transactions ---------------------------------------------------------------------------------------------
 
-    def write(self, sql: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
-        """Execute one writing statement in this turn's transaction."""
+    def write(self, sql: str, values: Sequence[Any] = (), *, lazy: bool = False) -> sqlite3.Cursor:
+        """Execute one writing statement in this turn's transaction; a lazy one may wait for the next turn that writes."""
         if not self._open:
             self.db.execute("BEGIN")
             self._open = True
+        if not (self._due or lazy):
+            self._due = True
             asyncio.get_running_loop().call_soon(self.commit)
+        elif lazy and not self._due and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LAZY_SECONDS, self.commit)
         return self.db.execute(sql, values)
 
     def commit(self) -> None:
         """Commit the open transaction, if any, and release everyone who waits for it."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if not self._open:
             return
-        self._open = False
+        self._open = self._due = False
         waiters, self._waiters = self._waiters, []
         failure: sqlite3.Error | None = None
         try:
@@ -123,7 +134,7 @@ class Store:
         Raises:
             sqlite3.Error: The commit failed; nothing of this turn was kept.
         """
-        if self._open:
+        if self._due:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             await waiter

@@ -23,6 +23,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from harnessrl.service.segments import Segments, can_split
+
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -61,6 +63,7 @@ class TextCodec:
         added = self._tokenizer.get_added_tokens_decoder()
         self._special_ids = {token.content: index for index, token in added.items() if token.special}
         self.stop_ids = self._stop_ids(path)
+        self._segments = Segments(self._tokenizer) if can_split(self._tokenizer) else None
         self._template = _compile(_template_text(path, config))
 
     def _stop_ids(self, path: Path) -> tuple[int, ...]:
@@ -96,8 +99,10 @@ class TextCodec:
 
     def encode(self, text: str, *, special: bool = False) -> NDArray[np.int32]:
         """Ids of a text, int32 [P]; `special` lets the tokenizer add its own first and last tokens."""
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
-        return np.array(encoding.ids, np.int32)
+        if special or self._segments is None:
+            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
+            return np.array(encoding.ids, np.int32)
+        return self._segments.encode(text)
 
     def decode(self, ids: Sequence[int] | NDArray[np.int32]) -> str:
         """Text of some ids, without special tokens."""
@@ -178,6 +183,8 @@ def _compile(text: str | None) -> jinja2.Template | None:
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     try:
-        return environment.from_string(text)
+        template = environment.from_string(text)
+        template.globals = dict(template.globals)  # copied for each render, which a chain of maps makes slow
+        return template
     except jinja2.TemplateError as error:
         raise ValueError(f"chat template cannot be compiled: {error}") from None

@@ -7,7 +7,7 @@ whole update before it is split into packs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,37 +96,47 @@ def make_batch(finished: Sequence[Finished], config: Config) -> Batch:
     )
 
 
-def make_updates(batch: Batch, config: Config, seed: int, world_size: int = 1) -> Iterator[list[list[Packed]]]:
-    """The packs of each optimizer update, [ranks][packs], with weights from the update's global counts.
+def make_updates(
+    batch: Batch, config: Config, seed: int, world_size: int = 1
+) -> tuple[list[list[list[Packed]]], float]:
+    """The packs of each optimizer update, [updates][ranks][packs], with weights from the update's global counts.
 
     Unscored rollouts are never trained. With `update.rollouts_per_update` groups stay whole.
+
+    Returns:
+        the packs, and the balance: ranks' mean cost over the slowest rank's, over all updates (1 where none waits).
     """
     scored = ~np.isnan(batch.rewards)
     chosen = np.flatnonzero(scored[batch.owner])
     if len(chosen) == 0:
-        return
+        return [], 1.0
     owner = batch.owner[chosen]
-    lengths = np.array([len(batch.samples[s].token_ids) for s in chosen])
-    trained = np.array([int(batch.samples[s].loss_mask.sum()) for s in chosen])
+    samples = [batch.samples[s] for s in chosen]
+    trained = np.array([int(sample.loss_mask.sum()) for sample in samples])
     groups = np.unique([item.rollout.group_id for item in batch.finished], return_inverse=True)[1]
     plan = plan_updates(
-        lengths,
+        np.array([len(sample.token_ids) for sample in samples]),
         owner,
         rollouts_per_update=config.update.rollouts_per_update or len(batch.finished),
         world_size=world_size,
         max_tokens=config.update.max_tokens,
         group_index=groups[owner],
+        oversize="alone",
         seed=seed,
     )
-    samples = [batch.samples[s] for s in chosen]
+    advantages = batch.advantages[owner]
+    updates = []
     for update in plan.updates:
-        inside = np.concatenate([ids for rank in update.ranks for ids in rank])
+        inside = update.samples
         weights = np.zeros(len(samples))
         weights[inside] = token_weights(trained[inside], owner[inside], config.loss.normalizer, scale=config.loss.scale)
-        yield [
-            [pack(samples, ids, weights=weights, advantages=batch.advantages[owner]) for ids in rank]
-            for rank in update.ranks
+        packs = [
+            [pack(samples, order, weights=weights, advantages=advantages) for order in rank] for rank in update.ranks
         ]
+        updates.append(packs)
+    total = sum(update.total_cost for update in plan.updates)
+    slowest = sum(update.step_time for update in plan.updates)
+    return updates, total / (world_size * slowest) if slowest else 1.0
 
 
 def batch_metrics(batch: Batch, kinds: Counter[str]) -> dict[str, float]:

@@ -15,6 +15,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from harnessrl.train.parallel import World
+
 KEEP = 2
 """Checkpoints kept: the newest and the one before it."""
 
@@ -29,20 +31,35 @@ class Position:
     """Policy version of the weights."""
 
 
-def save(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, position: Position) -> Path:
-    """Write `folder/step-NNNNN`; it has that name only once it is complete. Older ones beyond `KEEP` are removed."""
+def save(
+    folder: Path,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    position: Position,
+    here: World | None = None,
+) -> Path:
+    """Write `folder/step-NNNNN`; it has that name only once it is complete. Older ones beyond `KEEP` are removed.
+
+    Every rank calls it and writes its own shards; the rename is rank 0's, after all have written.
+    """
+    here = here or World()
     final = folder / f"step-{position.step:05d}"
     partial = folder / f".{final.name}.partial"
-    for path in (partial, final):
-        if path.exists():
-            shutil.rmtree(path)
+    if here.leads:
+        for path in (partial, final):
+            if path.exists():
+                shutil.rmtree(path)
+    here.gather(None)
     model_state, optimizer_state = get_state_dict(model, optimizer)
     with _quiet():
         dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=partial)
-    (partial / "position.json").write_text(json.dumps({"step": position.step, "version": position.version}) + "\n")
-    partial.rename(final)
-    for old in _complete(folder)[:-KEEP]:
-        shutil.rmtree(old)
+    here.gather(None)
+    if here.leads:
+        (partial / "position.json").write_text(json.dumps({"step": position.step, "version": position.version}) + "\n")
+        partial.rename(final)
+        for old in _complete(folder)[:-KEEP]:
+            shutil.rmtree(old)
+    here.gather(None)
     return final
 
 

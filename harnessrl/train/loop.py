@@ -21,14 +21,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
+from transformers import PreTrainedModel
 
-from harnessrl.adapter import explain_break
+from harnessrl.adapter import Packed, explain_break
 from harnessrl.config import Config
 from harnessrl.display import Display
 from harnessrl.engine.torch_engine import TorchEngine
@@ -37,129 +39,207 @@ from harnessrl.metrics import RunFolder
 from harnessrl.train import checkpoint
 from harnessrl.train.batch import Batch, Finished, batch_metrics, make_batch, make_updates
 from harnessrl.train.collect import EngineServer, Services, collect, rollout_specs, settings_of
-from harnessrl.train.policy import load_policy, resolve
-from harnessrl.train.update import Updater
+from harnessrl.train.parallel import World, copy_parameters, shard, world
+from harnessrl.train.policy import Policy, load_model, resolve
+from harnessrl.train.replay import advantage_gap, check_file, read_steps
+from harnessrl.train.update import Sums, Updater
 
 
 def train(config: Config) -> dict[str, float]:
-    """Train a policy as configured, from its last checkpoint if there is one.
+    """Train a policy as configured, from its last checkpoint if there is one; every rank of torchrun calls it.
 
     Returns:
-        the metrics of the last step that ran; empty if all had run before.
+        the metrics of the last step that ran (on rank 0); empty if all had run before.
     Raises:
         ConfigError: bad input, before anything is started.
     """
-    check(config)
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
-    with locked(config.folder), ExitStack() as stack:
+    with ExitStack() as stack:
+        here = stack.enter_context(world())
+        if here.leads:
+            stack.enter_context(locked(config.folder))
+            check(config)
         found = checkpoint.latest(config.folder / "checkpoints")
         start = int(found.name.removeprefix("step-")) if found else 0
-        display = stack.enter_context(Display(config.run, start, config.steps))
+        display = stack.enter_context(Display(config.run, start, config.steps, shown=here.leads))
         if start >= config.steps:
             display.note(f"finished already: {start} steps in {config.folder}")
             return {}
-        return Run(config, found, display, stack).steps()
+        trainer = Trainer(config, here, found, display)
+        roller = stack.enter_context(Roller(config, trainer, display)) if here.leads else None
+        return run_steps(config, trainer, roller, display)
 
 
-class Run:
-    """The parts of a run, and its steps."""
+def run_steps(config: Config, trainer: Trainer, roller: Roller | None, display: Display) -> dict[str, float]:
+    """The loop. Rank 0 has a roller; the others only train on the packs that it deals."""
+    metrics: dict[str, float] = {}
+    for step in range(trainer.position.step, config.steps):
+        began = time.perf_counter()
+        rolled = roller.roll(step, trainer.here.size) if roller else None
+        collected = time.perf_counter()
+        sums = trainer.update(rolled.packs if rolled else None)
+        if roller:
+            roller.serve(trainer)
+        else:
+            trainer.copy_to(None)
+        updated = time.perf_counter()
+        if roller and rolled:
+            metrics = roller.metrics(rolled) | sums.metrics()
+            metrics |= {"time/rollout": collected - began, "time/update": updated - collected}
+            metrics["perf/train_tokens_per_second"] = sums.totals["pack_tokens"] / (updated - collected)
+            roller.write(step, rolled, metrics, began)
+        if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps:
+            trainer.save()
+        if roller:
+            display.step(metrics)
+    return metrics
 
-    def __init__(self, config: Config, found: Path | None, display: Display, stack: ExitStack) -> None:
-        self.config, self.display = config, display
-        folder = policy_folder(config, display)
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.model = load_policy(folder)
+
+class Trainer:
+    """Every rank's part: policy, optimizer and checkpoints."""
+
+    def __init__(self, config: Config, here: World, found: Path | None, display: Display) -> None:
+        self.config, self.here = config, here
+        folders = [policy_folder(config, display)] * here.size if here.leads else None  # made once, then shared
+        self.folder = here.deal(folders)
+        self.policy = Policy(load_model(self.folder, here.device))
+        shard(self.policy, self.policy.model, here)
+        reference = None
+        if config.loss.kl_coef:
+            reference = Policy(load_model(self.folder, here.device)).requires_grad_(False)
+            shard(reference, reference.model, here)
+        update = config.update
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(),
-            config.update.lr,
-            tuple(config.update.betas),
-            weight_decay=config.update.weight_decay,
+            self.policy.parameters(), update.lr, tuple(update.betas), weight_decay=update.weight_decay
         )
-        reference = load_policy(folder).requires_grad_(False) if config.loss.kl_coef else None
+        self.updater = Updater(self.policy, self.optimizer, reference, config, here)
         self.position = checkpoint.Position(step=0, version=0)
         if found:
-            self.position = checkpoint.load(found, self.model, self.optimizer)
+            self.position = checkpoint.load(found, self.policy, self.optimizer)
             display.note(f"resumed at step {self.position.step}")
-        self.updater = Updater(self.model, self.optimizer, reference, config)
+
+    def update(self, packs: list[list[list[Packed]]] | None) -> Sums:
+        """Train on a step's packs, [rank][update][pack] on rank 0, and move on by one step and version."""
+        sums = self.updater.step(self.here.deal(packs), self.position.version)
+        self.position = checkpoint.Position(step=self.position.step + 1, version=self.position.version + 1)
+        return sums
+
+    def copy_to(self, target: PreTrainedModel | None) -> None:
+        """Bring the weights into the engine's own model; every rank takes part. Alone they are shared: nothing to do."""
+        if self.here.size > 1:
+            copy_parameters(self.policy.model, target)
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        checkpoint.save(self.config.folder / "checkpoints", self.policy, self.optimizer, self.position, self.here)
+
+
+@dataclass(frozen=True)
+class Rolled:
+    """A step's rollouts on rank 0."""
+
+    items: list[dict[str, Any]]
+    """Trace lines as the service returned them."""
+    batch: Batch
+    packs: list[list[list[Packed]]]
+    """[rank][update][pack]"""
+    balance: float
+    """Mean over updates of (mean cost of the ranks / cost of the slowest)."""
+
+
+class Roller:
+    """Rank 0's part: inputs, engine, service and the run's record. A context manager."""
+
+    def __init__(self, config: Config, trainer: Trainer, display: Display) -> None:
+        self.config, self.display, position = config, display, trainer.position
+        self.tokenizer = Tokenizer.from_file(str(trainer.folder / "tokenizer.json"))
+        shared = trainer.here.size == 1
+        self.model = trainer.policy.model if shared else load_model(trainer.folder, trainer.here.device)
         self.engine = TorchEngine(self.model, max_batch=config.policy.max_batch, max_context=config.policy.max_context)
-        self.engine.version = self.position.version
-        self.inputs: Iterator[Any] = itertools.islice(
-            resolve(config.task.inputs)(config.seed, "train"), self.position.step * config.task.groups, None
-        )
-        self.server = EngineServer(self.engine)
-        stack.callback(self.server.close)
-        display.status("starting the service and its workers")
-        self.services = Services(
-            config, folder, self.server.address, self.engine.max_context, self.position.step, import_path()
-        )
-        stack.callback(self.services.close)
-        self.record = RunFolder(config.folder, self.position.step, settings_of(config))
-        stack.callback(self.record.close)
+        self.engine.version = position.version
+        self.recorded = read_steps(Path(config.replay)) if config.replay else iter(())
+        stream = resolve(config.task.inputs)(config.seed, "train")
+        self.inputs: Iterator[Any] = itertools.islice(stream, position.step * config.task.groups, None)
+        self.start = position.step
+        self.folder = trainer.folder
 
-    def steps(self) -> dict[str, float]:
-        """Run until `config.steps`, with checkpoints on the way."""
-        metrics: dict[str, float] = {}
-        for step in range(self.position.step, self.config.steps):
-            metrics = self.step(step)
-            self.display.step(metrics)
-            if (step + 1) % self.config.checkpoint_every == 0 or step + 1 == self.config.steps:
-                checkpoint.save(self.config.folder / "checkpoints", self.model, self.optimizer, self.position)
-        return metrics
+    def __enter__(self) -> Roller:
+        with ExitStack() as stack:
+            if not self.config.replay:
+                self.server = EngineServer(self.engine)
+                stack.callback(self.server.close)
+                self.display.status("starting the service and its workers")
+                self.services = Services(
+                    self.config, self.folder, self.server.address, self.engine.max_context, self.start, import_path()
+                )
+                stack.callback(self.services.close)
+            self.record = RunFolder(self.config.folder, self.start, settings_of(self.config))
+            stack.callback(self.record.close)
+            self.stack = stack.pop_all()
+        return self
 
-    def step(self, step: int) -> dict[str, float]:
-        """One step: rollouts in, one or more updates, new weights to the engine, everything logged."""
-        config, began = self.config, time.perf_counter()
-        specs = rollout_specs(list(itertools.islice(self.inputs, config.task.groups)), config, step)
-        report = lambda done, wanted: self.display.status(f"rollouts {done}/{wanted}")  # noqa: E731
-        items = collect(self.services, self.server, specs, config.stall_seconds, report)
-        collected = time.perf_counter()
+    def __exit__(self, *_: object) -> None:
+        self.stack.close()
 
+    def roll(self, step: int, ranks: int) -> Rolled:
+        """Collect a step's rollouts and plan its updates; the engine sleeps afterwards."""
+        config = self.config
+        items = self._replayed(step) if config.replay else self._collected(step)
         self.display.status("updating")
-        finished = [Finished.from_trace(item, config.task.failure_reward) for item in items]
-        batch = make_batch(finished, config)
-        ranks = list(make_updates(batch, config, seed=config.seed + step))
-        version = self.position.version
+        batch = make_batch([Finished.from_trace(item, config.task.failure_reward) for item in items], config)
+        updates, balance = make_updates(batch, config, seed=config.seed + step, world_size=ranks)
         self.engine.drain()
         self.engine.sleep()
         self.engine.wake(("weights",))
-        sums = self.updater.step([update[0] for update in ranks], version)
-        self.position = checkpoint.Position(step=step + 1, version=version + 1)
-        self.engine.load(version + 1)
-        self.engine.wake(("kv_cache",))
-        updated = time.perf_counter()
+        return Rolled(items, batch, [[update[rank] for update in updates] for rank in range(ranks)], balance)
 
-        kinds = Counter(explain_break(item, self._decode).kind for merge in batch.merges for item in merge.breaks)
-        metrics = batch_metrics(batch, kinds) | sums.metrics()
-        metrics["rollout/drift_share"] = drift_share(batch, self.tokenizer)
-        metrics |= {
-            "time/rollout": collected - began,
-            "time/update": updated - collected,
-            "perf/train_tokens_per_second": sums.pack_tokens / (updated - collected),
-            "perf/padding_share": 0.0,
-            "perf/rank_balance": 1.0,
+    def _collected(self, step: int) -> list[dict[str, Any]]:
+        specs = rollout_specs(list(itertools.islice(self.inputs, self.config.task.groups)), self.config, step)
+        report = lambda done, wanted: self.display.status(f"rollouts {done}/{wanted}")  # noqa: E731
+        return collect(self.services, self.server, specs, self.config.stall_seconds, report)
+
+    def _replayed(self, step: int) -> list[dict[str, Any]]:
+        for recorded, items in self.recorded:
+            if recorded == step:
+                return items
+        raise ConfigError(
+            f"replay: {self.config.replay} has no step {step}; it needs one for each of steps={self.config.steps}"
+        )
+
+    def serve(self, trainer: Trainer) -> None:
+        """Take the new weights and answer calls again."""
+        trainer.copy_to(self.model)
+        self.engine.load(trainer.position.version)
+        self.engine.wake(("kv_cache",))
+
+    def metrics(self, rolled: Rolled) -> dict[str, float]:
+        """What the rollouts were like."""
+        breaks = [item for merge in rolled.batch.merges for item in merge.breaks]
+        kinds = Counter(explain_break(item, self._decode).kind for item in breaks)
+        metrics = batch_metrics(rolled.batch, kinds)
+        metrics["rollout/drift_share"] = drift_share(rolled.batch, self.tokenizer)
+        if self.config.replay:
+            metrics["replay/advantage_gap"] = advantage_gap(rolled.batch, rolled.items)
+        return metrics | {"perf/padding_share": 0.0, "perf/rank_balance": rolled.balance}
+
+    def write(self, step: int, rolled: Rolled, metrics: dict[str, float], began: float) -> None:
+        """Append to rollouts.jsonl, metrics.jsonl and TensorBoard; `began` is when the step did."""
+        batch = rolled.batch
+        advantage = {f.rollout.rollout_id: a for f, a in zip(batch.finished, batch.advantages.tolist(), strict=True)}
+        lines = sorted(rolled.items, key=lambda item: (item["group_id"], item["rollout_id"]))
+        self.record.record({"step": step, "advantage": advantage[item["rollout_id"]]} | item for item in lines)
+        columns = {
+            "rollout/samples": np.array([len(merge.samples) for merge in batch.merges]),
+            "rollout/reward": batch.rewards[~np.isnan(batch.rewards)],
+            "sample/tokens": np.array([len(sample.token_ids) for sample in batch.samples]),
         }
-        self._write(step, batch, items)
+        self.record.histograms(step, columns)
         metrics["time/step"] = time.perf_counter() - began
         self.record.log(step, metrics)
-        return metrics
 
     def _decode(self, ids: Any) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
-
-    def _write(self, step: int, batch: Batch, items: list[dict[str, Any]]) -> None:
-        advantage = {f.rollout.rollout_id: a for f, a in zip(batch.finished, batch.advantages.tolist(), strict=True)}
-        lines = sorted(items, key=lambda item: (item["group_id"], item["rollout_id"]))
-        self.record.record({"step": step, "advantage": advantage[item["rollout_id"]]} | item for item in lines)
-        counts = np.array([len(merge.samples) for merge in batch.merges])
-        self.record.histograms(
-            step,
-            {
-                "rollout/samples": counts,
-                "rollout/reward": batch.rewards[~np.isnan(batch.rewards)],
-                "sample/tokens": np.array([len(sample.token_ids) for sample in batch.samples]),
-            },
-        )
 
 
 def drift_share(batch: Batch, tokenizer: Tokenizer) -> float:
@@ -215,6 +295,8 @@ def check(config: Config) -> None:
             resolve(name)
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from error
+    if config.replay:
+        check_file(Path(config.replay))
     if config.service.port:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging
 
 from harnessrl.adapter import Packed
-from harnessrl.attention import Documents, use_layouts
+from harnessrl.attention import Documents, Layout, use_layouts
 
 HEAD_ELEMENTS = 2**23
 """Logits held at once by the head, tokens x vocabulary (32 MiB of float32)."""
@@ -36,8 +37,9 @@ def resolve(name: str) -> Callable[..., Any]:
         raise ValueError(f"{name!r}: {error}") from error
 
 
-def load_policy(folder: Path, device: str = "cpu") -> PreTrainedModel:
+def load_model(folder: Path, device: str = "cpu") -> PreTrainedModel:
     """A causal LM in float32 whose attention takes layouts; dropout off, since the engine samples without it."""
+    logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
     return use_layouts(model).eval()
 
@@ -52,54 +54,74 @@ class Scored:
     """float32 [T], nats, of the tempered distribution each token was drawn from."""
 
 
-def score(model: PreTrainedModel, packed: Packed, temperature: float, *, entropy_gradient: bool = False) -> Scored:
-    """Logprob and entropy of every trained token: log_softmax(logits / temperature) at the token's own prompt.
+class Policy(nn.Module):
+    """A causal LM that scores tokens: log_softmax(logits / temperature) at chosen positions, and the entropy there.
 
-    Only trained positions pass the output head, in chunks of `HEAD_ELEMENTS`, so that no [tokens, vocabulary] tensor of
+    Only chosen positions pass the output head, in chunks of `HEAD_ELEMENTS`, so that no [tokens, vocabulary] tensor of
     the whole pack exists; with several chunks each is recomputed in the backward pass.
-
-    Args:
-        model: a policy from `load_policy`.
-        packed: a pack; its documents are independent.
-        temperature: larger than 0, that of the sampling.
-        entropy_gradient: whether the entropy carries a gradient (an entropy bonus); False saves memory.
-    Returns:
-        columns over the pack's trained tokens.
     """
-    device = model.device
-    tokens, positions = (
-        torch.from_numpy(x.astype(np.int64))[None].to(device) for x in (packed.token_ids, packed.position_ids)
-    )
-    layout = Documents(packed.cu_seqlens, device)
-    hidden = model.base_model(
-        input_ids=tokens, position_ids=positions, use_cache=False, layout=layout
-    ).last_hidden_state[0]
-    at = torch.from_numpy(packed.source).to(device)
-    labels = torch.from_numpy(packed.labels.astype(np.int64)).to(device)[at]
-    head = model.get_output_embeddings()
-    chunk = max(1, HEAD_ELEMENTS // head.weight.shape[0])
-    if len(at) <= chunk:
-        return Scored(*_head(head, hidden[at], labels, temperature, entropy_gradient))
-    parts = [
-        checkpoint(
-            _head,
-            head,
-            hidden[at[i : i + chunk]],
-            labels[i : i + chunk],
-            temperature,
-            entropy_gradient,
-            use_reentrant=False,
-        )
-        for i in range(0, len(at), chunk)
-    ]
-    return Scored(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        layout: Layout,
+        source: Tensor,
+        labels: Tensor,
+        temperature: float,
+        entropy_gradient: bool,
+    ) -> Scored:
+        """tokens, positions [1, N]; source [T] where to read, labels [T] what to score."""
+        output = self.model.base_model(input_ids=tokens, position_ids=positions, use_cache=False, layout=layout)
+        hidden = output.last_hidden_state[0]
+        head = self.model.get_output_embeddings()
+        chunk = max(1, HEAD_ELEMENTS // self.model.config.get_text_config().vocab_size)
+        if len(source) <= chunk:
+            return Scored(*_head(head, hidden[source], labels, temperature, entropy_gradient))
+        parts = [
+            checkpoint(_head, head, hidden[at], label, temperature, entropy_gradient, use_reentrant=False)
+            for at, label in zip(source.split(chunk), labels.split(chunk), strict=True)
+        ]
+        return Scored(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def _head(
-    head: torch.nn.Module, hidden: Tensor, labels: Tensor, temperature: float, entropy_gradient: bool
+    head: nn.Module, hidden: Tensor, labels: Tensor, temperature: float, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     logits = head(hidden).float() / temperature
     logprobs = logits.log_softmax(-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(logprobs.exp() * logprobs).sum(-1)
     return logprobs.gather(-1, labels[:, None])[:, 0], entropy
+
+
+def score(
+    policy: Policy, packed: Packed, temperature: float, device: str = "cpu", *, entropy_gradient: bool = False
+) -> Scored:
+    """Logprob and entropy of every trained token of a pack, each behind its own prompt.
+
+    A pack of no tokens runs a forward of one token that scores nothing, so that all ranks of a sharded policy do the
+    same collectives.
+
+    Args:
+        policy: scores.
+        packed: a pack; its documents are independent.
+        temperature: larger than 0, that of the sampling.
+        device: where the policy computes.
+        entropy_gradient: whether the entropy carries a gradient (an entropy bonus); False saves memory.
+    Returns:
+        columns over the pack's trained tokens.
+    """
+    empty = len(packed.token_ids) == 0
+    columns = (
+        ([0], [0], [], [])
+        if empty
+        else (packed.token_ids, packed.position_ids, packed.source, packed.token_ids[packed.scored])
+    )
+    tokens, positions, source, labels = (torch.from_numpy(np.asarray(x, np.int64)).to(device) for x in columns)
+    layout = Documents(np.array([0, 1]) if empty else packed.cu_seqlens, device)
+    return policy(tokens[None], positions[None], layout, source, labels, temperature, entropy_gradient)  # type: ignore[no-any-return]

@@ -2,91 +2,105 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from harnessrl.adapter import Packed
 from harnessrl.config import Config
 from harnessrl.train.objective import importance_weights, kl_values, policy_loss, weighted_sum
-from harnessrl.train.policy import Scored, score
+from harnessrl.train.parallel import World, whole
+from harnessrl.train.policy import Policy, Scored, score
+
+PER_TOKEN = {
+    "policy/entropy": "entropy",
+    "policy/ratio_mean": "ratio",
+    "policy/clip_fraction": "clipped",
+    "policy/importance_mean": "importance_sum",
+    "policy/truncated_share": "truncated",
+    "policy/masked_share": "masked",
+}
+PER_UPDATE = {"loss/policy": "loss", "loss/kl": "kl"}
 
 
 @dataclass
 class Sums:
-    """What a step's updates add up to; `metrics` turns it into means."""
+    """What one rank's packs of a step add up to."""
 
-    tokens: int = 0
-    """Trained tokens, over all updates."""
-    pack_tokens: int = 0
-    """Tokens computed, context included."""
-    updates: int = 0
-    values: dict[str, float] = field(default_factory=dict)
-    """Sums over tokens or updates, by name."""
+    totals: Counter[str] = field(default_factory=Counter)
+    """Sums over packs, by name; `tokens` counts trained tokens, `pack_tokens` all that were computed."""
+    balances: list[float] = field(default_factory=list)
+    """[updates], sum of weight x advantage over this rank's packs."""
+    norms: list[float] = field(default_factory=list)
+    """[updates], gradient norm before clipping, over all ranks."""
     engine_gap: float = 0.0
     """Largest |engine logprob - trainer logprob| over tokens of the current version, before the first update."""
-    weight_advantage: float = 0.0
-    """The update's sum of weight x advantage that is largest in size."""
 
     def add(self, **values: float | Tensor) -> None:
         """Add to named sums."""
-        for name, value in values.items():
-            self.values[name] = self.values.get(name, 0.0) + float(value)
+        self.totals.update({name: float(value) for name, value in values.items()})
 
     def metrics(self) -> dict[str, float]:
         """Means by the names of metrics.jsonl; a step without trained tokens has loss 0 and NaN means."""
-        per_token = {
-            "policy/entropy": "entropy",
-            "policy/ratio_mean": "ratio",
-            "policy/clip_fraction": "clipped",
-            "policy/importance_mean": "importance_sum",
-            "policy/truncated_share": "truncated",
-            "policy/masked_share": "masked",
-        }
-        per_update = {"loss/policy": "loss", "loss/kl": "kl", "policy/grad_norm": "grad_norm"}
-        out = {key: self.values.get(name, 0.0) / max(self.updates, 1) for key, name in per_update.items()}
-        for key, name in per_token.items():
-            out[key] = self.values.get(name, 0.0) / self.tokens if self.tokens else float("nan")
+        tokens, updates = self.totals["tokens"], len(self.norms)
+        out = {key: self.totals[name] / max(updates, 1) for key, name in PER_UPDATE.items()}
+        out |= {key: self.totals[name] / tokens if tokens else float("nan") for key, name in PER_TOKEN.items()}
         return out | {
-            "loss/weight_advantage_sum": self.weight_advantage,
+            "loss/weight_advantage_sum": max(self.balances, key=abs, default=0.0),
+            "policy/grad_norm": sum(self.norms) / max(updates, 1),
             "policy/engine_logprob_gap": self.engine_gap,
-            "update/count": float(self.updates),
-            "update/trained_tokens": float(self.tokens),
+            "update/count": float(updates),
+            "update/trained_tokens": float(tokens),
         }
+
+
+def combine(parts: Sequence[Sums]) -> Sums:
+    """The sums of all ranks as one."""
+    totals: Counter[str] = Counter()
+    for part in parts:
+        totals.update(part.totals)  # `+` of counters would drop what is not positive
+    return Sums(
+        totals=totals,
+        balances=[sum(values) for values in zip(*(part.balances for part in parts), strict=True)],
+        norms=parts[0].norms,
+        engine_gap=max(part.engine_gap for part in parts),
+    )
 
 
 class Updater:
-    """Runs the updates of a step on one process.
+    """Runs the updates of a step on this rank.
 
     Args:
-        model: the policy; its parameters are changed in place.
+        policy: its parameters are changed in place.
         optimizer: steps once an update.
         reference: frozen policy of the KL term, or None.
         config: objective and clipping.
+        here: this rank.
     """
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        policy: Policy,
         optimizer: torch.optim.Optimizer,
-        reference: PreTrainedModel | None,
+        reference: Policy | None,
         config: Config,
+        here: World | None = None,
     ) -> None:
-        self.model, self.optimizer, self.reference, self.config = model, optimizer, reference, config
-        self.temperature = config.policy.train_temperature
+        self.policy, self.optimizer, self.reference = policy, optimizer, reference
+        self.config, self.here = config, here or World()
 
     def step(self, updates: Sequence[Sequence[Packed]], version: int) -> Sums:
-        """Run every update, `epochs` times over, and return what happened.
+        """Run every update, `epochs` times over, and return what happened on all ranks.
 
         The ratio's denominator is the trainer's own logprob before the first update. With a single update that is this
         forward's value (ratio 1); with more, a pass without gradient comes first.
 
         Args:
-            updates: packs of each update (`make_updates`, one rank).
+            updates: this rank's packs of each update (`make_updates`); every rank has equally many of both.
             version: the policy version that the updates start from.
         """
         sums = Sums()
@@ -95,45 +109,42 @@ class Updater:
         for _ in range(self.config.update.epochs):
             for index, packs in enumerate(updates):
                 self._update(packs, old[index] if old else None, version, sums)
-        return sums
+        return combine(self.here.gather(sums))
+
+    def _score(self, policy: Policy, packed: Packed) -> Scored:
+        bonus = self.config.loss.entropy_coef > 0
+        temperature = self.config.policy.train_temperature
+        return score(policy, packed, temperature, self.here.device, entropy_gradient=bonus)
 
     @torch.no_grad()
     def _logprobs(self, packed: Packed, version: int, sums: Sums) -> Tensor:
-        logprobs = score(self.model, packed, self.temperature).logprobs
-        self._note_gap(packed, logprobs, version, sums)
+        logprobs = self._score(self.policy, packed).logprobs
+        _note_gap(packed, logprobs, version, sums)
         return logprobs
-
-    def _note_gap(self, packed: Packed, logprobs: Tensor, version: int, sums: Sums) -> None:
-        at = packed.scored
-        current = packed.policy_version[at] == version
-        gap = np.abs(packed.logprobs[at] - logprobs.detach().cpu().numpy())[current]
-        if len(gap):
-            sums.engine_gap = max(sums.engine_gap, float(gap.max()))
 
     def _update(self, packs: Sequence[Packed], old: Sequence[Tensor] | None, version: int, sums: Sums) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         balance = 0.0
         for index, packed in enumerate(packs):
-            if len(packed.token_ids) == 0:
-                continue
-            scored = score(self.model, packed, self.temperature, entropy_gradient=self.config.loss.entropy_coef > 0)
+            scored = self._score(self.policy, packed)
             if old is None:
-                self._note_gap(packed, scored.logprobs, version, sums)
+                _note_gap(packed, scored.logprobs, version, sums)
             loss, pack_balance = self._loss(packed, scored, old[index] if old else None, sums)
             balance += pack_balance
-            loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(
-            self.model.parameters(), self.config.update.grad_clip, error_if_nonfinite=True
+            # FSDP averages gradients over ranks, our loss is a sum over them: this factor is the whole difference.
+            (loss * self.here.size).backward()
+        norm = whole(
+            torch.nn.utils.clip_grad_norm_(
+                self.policy.parameters(), self.config.update.grad_clip, error_if_nonfinite=True
+            )
         )
         self.optimizer.step()
-        sums.updates += 1
-        sums.add(grad_norm=norm)
-        if abs(balance) >= abs(sums.weight_advantage):
-            sums.weight_advantage = balance
+        sums.norms.append(float(norm))
+        sums.balances.append(balance)
 
     def _loss(self, packed: Packed, scored: Scored, old: Tensor | None, sums: Sums) -> tuple[Tensor, float]:
         """The pack's part of the update's loss, and its part of the sum of weight x advantage."""
-        settings, at, device = self.config.loss, packed.scored, scored.logprobs.device
+        settings, at, device = self.config.loss, packed.scored, self.here.device
         advantages, weights = (torch.from_numpy(x[at]).to(device) for x in (packed.advantages, packed.weights))
         sequence = torch.from_numpy(packed.call_index[at].astype(np.int64)).to(device)
         engine = torch.from_numpy(packed.logprobs[at]).to(device)
@@ -159,15 +170,21 @@ class Updater:
             sequence=sequence,
         )
         sums.add(loss=loss.detach(), entropy=scored.entropy.detach().sum(), ratio=metrics["ratio_sum"])
-        sums.add(clipped=metrics["clipped"], **importance)
-        sums.tokens += len(at)
-        sums.pack_tokens += len(packed.token_ids)
+        sums.add(clipped=metrics["clipped"], tokens=len(at), pack_tokens=len(packed.token_ids), **importance)
         if settings.entropy_coef:
             loss = loss - settings.entropy_coef * weighted_sum(scored.entropy, weights)
         if self.reference is not None:
             with torch.no_grad():
-                reference = score(self.reference, packed, self.temperature).logprobs
+                reference = self._score(self.reference, packed).logprobs
             kl = weighted_sum(kl_values(scored.logprobs, reference, settings.kl), weights)
             sums.add(kl=kl.detach())
             loss = loss + settings.kl_coef * kl
         return loss, float((weights * advantages).sum())
+
+
+def _note_gap(packed: Packed, logprobs: Tensor, version: int, sums: Sums) -> None:
+    """Compare the trainer's logprobs with the engine's, on tokens that the present version sampled."""
+    at = packed.scored
+    gap = np.abs(packed.logprobs[at] - logprobs.detach().cpu().numpy())[packed.policy_version[at] == version]
+    if len(gap):
+        sums.engine_gap = max(sums.engine_gap, float(gap.max()))

@@ -7,7 +7,6 @@ import statistics
 
 import numpy as np
 import pytest
-from tests.adapter.making import make_sample
 
 from harnessrl.adapter.baselines import (
     ESTIMATORS,
@@ -17,6 +16,7 @@ from harnessrl.adapter.baselines import (
     zero_signal_groups,
 )
 from harnessrl.adapter.normalizers import token_weights
+from tests.adapter.making import make_sample
 
 GROUP_ESTIMATORS = tuple(name for name in ESTIMATORS if name != "reinforce_pp")
 NAN = math.nan
@@ -211,7 +211,11 @@ def test_arguments_are_left_alone():
         (([[1.0]], ["a"]), {}, r"rewards must be a vector, got shape \(1, 1\)"),
         (([1.0], ["a"]), {"unit": "token"}, "unit 'token' is unknown; allowed: rollout, sample"),
         (([1.0], ["a"]), {"unit": "sample"}, "takes samples_per_rollout"),
-        (([1.0], ["a"]), {"unit": "sample", "samples_per_rollout": [1, 2]}, "length 1, samples_per_rollout has length 2"),
+        (
+            ([1.0], ["a"]),
+            {"unit": "sample", "samples_per_rollout": [1, 2]},
+            "length 1, samples_per_rollout has length 2",
+        ),
         (([1.0], ["a"]), {"unit": "sample", "samples_per_rollout": [-1]}, "not negative"),
         (([1.0], ["a"]), {"unit": "sample", "samples_per_rollout": [1.5]}, "whole numbers"),
         (([1.0], ["a"]), {"eps": -1e-6}, "eps must be finite and not negative"),

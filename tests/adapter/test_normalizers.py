@@ -123,7 +123,9 @@ def test_any_split_into_micro_batches_gives_the_same_loss(mode):
         accumulated = sum(sum(weights[index] * losses[index].sum() for index in part) for part in parts)
         assert accumulated == pytest.approx(whole, abs=1e-13)
         local = [token_weights(lengths[part], rollouts[part], mode, scale=64) for part in parts]
-        wrong = np.mean([sum(w * losses[i].sum() for w, i in zip(x, p, strict=True)) for x, p in zip(local, parts, strict=True)])
+        wrong = np.mean(
+            [sum(w * losses[i].sum() for w, i in zip(x, p, strict=True)) for x, p in zip(local, parts, strict=True)]
+        )
         assert size == 40 or abs(wrong - whole) > 1e-3
 
 

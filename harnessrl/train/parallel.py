@@ -1,0 +1,113 @@
+"""One process or many: who we are, sharding the policy with FSDP2, and the few collectives the loop needs.
+
+Started by torchrun, every rank runs the same loop; rank 0 owns the service, the engine and the run folder, plans the
+updates and deals the packs. Started plainly, the world has size 1 and nothing here communicates.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """This process among its peers."""
+
+    rank: int = 0
+    """0 leads."""
+    size: int = 1
+    """Processes that train together."""
+    device: str = "cpu"
+    """Where this process computes."""
+
+    @property
+    def leads(self) -> bool:
+        """True on the rank that owns service, engine and record."""
+        return self.rank == 0
+
+    def deal(self, parts: Sequence[T] | None) -> T:
+        """Give part r of rank 0's `parts` to rank r; the others pass None."""
+        if self.size == 1:
+            assert parts is not None
+            return parts[0]
+        received: list[Any] = [None]
+        dist.scatter_object_list(received, list(parts) if parts is not None else None, src=0)
+        return received[0]  # type: ignore[no-any-return]
+
+    def gather(self, item: T) -> list[T]:
+        """Every rank's item, by rank, on every rank."""
+        if self.size == 1:
+            return [item]
+        items: list[Any] = [None] * self.size
+        dist.all_gather_object(items, item)
+        return items
+
+
+@contextmanager
+def world() -> Iterator[World]:
+    """Join the process group that torchrun describes in the environment, or be alone."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    cuda = torch.cuda.is_available()
+    if size == 1:
+        yield World(device="cuda" if cuda else "cpu")
+        return
+    local = int(os.environ["LOCAL_RANK"])
+    device = f"cuda:{local}" if cuda else "cpu"
+    if cuda:
+        torch.cuda.set_device(local)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    try:
+        yield World(rank=dist.get_rank(), size=size, device=device)
+    finally:
+        dist.destroy_process_group()
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The transformer blocks of a model: what its own class says must not be split."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def shard(policy: nn.Module, model: nn.Module, here: World, *, bf16: bool = False) -> None:
+    """Shard the policy's parameters over all ranks, a unit a block and one for the rest; alone, do nothing.
+
+    Args:
+        policy: the module whose forward is called.
+        model: the transformers model inside it.
+        bf16: compute in bfloat16, reduce gradients in float32.
+    """
+    if here.size == 1:
+        return
+    precision = (
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else MixedPrecisionPolicy()
+    )
+    for block in blocks(model):
+        fully_shard(block, mp_policy=precision)
+    fully_shard(policy, mp_policy=precision)
+
+
+def whole(value: Tensor) -> Tensor:
+    """A tensor in full on every rank; a collective where it is sharded."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+@torch.no_grad()
+def copy_parameters(source: nn.Module, target: nn.Module | None) -> None:
+    """Copy parameters and buffers, gathered one at a time; every rank calls it, only those with a target keep them."""
+    kept = dict(target.named_parameters()) | dict(target.named_buffers()) if target is not None else {}
+    for name, value in [*source.named_parameters(), *source.named_buffers()]:
+        full = whole(value)
+        if name in kept:
+            kept[name].copy_(full)

@@ -1,0 +1,88 @@
+"""The laws, held to an adapter: ours, or the one that --adapter names; and toy adapters that break them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from property_tests import adapters
+from property_tests.laws import LAWS, LawBroken, as_calls
+from property_tests.searching import counterexample, drawn
+from property_tests.strategies import conversations, rollouts
+
+CALLS = st.one_of(rollouts(), conversations()).map(as_calls)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_law(law, adapter):
+    """The conformance test: run it on your own with ``--adapter MODULE:FUNCTION``."""
+
+    @given(CALLS)
+    def holds(calls):
+        LAWS[law](adapter, calls)
+
+    holds()
+
+
+# Common practice, and the laws it breaks. What is not listed here it keeps.
+BREAKS = {
+    "adjacent": {"the_samples_are_the_fewest_possible", "order_of_arrival_does_not_matter"},
+    "in_order_of_arrival": {"the_samples_are_the_fewest_possible", "order_of_arrival_does_not_matter"},
+    "one_per_call": {"the_samples_are_the_fewest_possible"},
+    "deduplicated_by_prompt": {
+        "every_sampled_token_is_trained_once",
+        "order_of_arrival_does_not_matter",
+        "the_samples_are_the_fewest_possible",
+    },
+    "missing_logprobs_as_zero": {"each_token_keeps_its_own_logprob"},
+    "substituted": {"each_token_stands_behind_its_own_prompt", "the_samples_are_the_fewest_possible"},
+    "forced_into_one": {
+        "each_token_stands_behind_its_own_prompt",
+        "the_samples_are_the_fewest_possible",
+        "order_of_arrival_does_not_matter",
+    },
+}
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_common_practice_breaks_these_laws_and_keeps_the_others(name):
+    practice = getattr(adapters, name)
+    for law in LAWS:
+        if law in BREAKS[name]:
+            counterexample(CALLS, partial(LAWS[law], practice))
+        else:
+            for calls in drawn(CALLS, 100):
+                LAWS[law](practice, calls)
+
+
+def test_the_smallest_counterexample_is_told_as_a_story():
+    law = LAWS["each_token_keeps_its_own_logprob"]
+    calls = counterexample(CALLS, partial(law, adapters.missing_logprobs_as_zero), shrink=True)
+    with pytest.raises(LawBroken) as broken:
+        law(adapters.missing_logprobs_as_zero, calls)
+    assert str(broken.value) == (
+        "law broken: each token keeps its own logprob\n"
+        "  calls, in order of arrival:\n"
+        "    0: [0] -> [0], logprobs None\n"
+        "  samples (trained tokens in brackets):\n"
+        "    0 [0], logprobs [0.0, 0.0]\n"
+        "  trained tokens carry logprobs that their call does not have (a call without any may be left out)"
+    )
+
+
+@pytest.mark.parametrize("name", ["adjacent", "not_there"])
+def test_the_option_reports_on_somebody_elses_adapter(name):
+    command = [sys.executable, "-m", "pytest", "-q", "property_tests", "--adapter", f"property_tests.adapters:{name}"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    if name == "not_there":
+        assert "expected MODULE:FUNCTION" in result.stdout + result.stderr
+        return
+    assert result.returncode == 1
+    assert "2 failed, 4 passed" in result.stdout
+    assert "law broken: the samples are the fewest possible" in result.stdout
+    assert "2 instead of 1" in result.stdout

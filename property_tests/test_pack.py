@@ -1,0 +1,71 @@
+"""pack and unpack lose nothing, and no label crosses a sample."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harnessrl.adapter import merge_calls, pack, unpack
+from property_tests.strategies import batches
+
+COLUMNS = ("token_ids", "loss_mask", "logprobs", "policy_version")
+
+
+def merged(batch):
+    return [sample for rollout in batch.rollouts for sample in merge_calls(rollout).samples]
+
+
+@st.composite
+def packs(draw):
+    """Some samples, some of them chosen in some order, and columns for them."""
+    samples = merged(draw(batches()))
+    order = draw(st.permutations(range(len(samples))))[: draw(st.integers(0, len(samples)))]
+    numbers = st.lists(st.floats(-2, 2), min_size=len(samples), max_size=len(samples))
+    return samples, order, draw(numbers), draw(numbers)
+
+
+@given(packs())
+def test_unpacking_gives_back_the_samples_own_columns(drawn):
+    samples, order, weights, advantages = drawn
+    packed = pack(samples, order, weights=weights, advantages=advantages)
+    for name in COLUMNS:
+        columns = unpack(packed, name)
+        assert [c.tolist() for c in columns] == [getattr(samples[i], name).tolist() for i in sorted(order)]
+    for name, values in (("weights", weights), ("advantages", advantages)):
+        expected = [[values[i] if mask else 0.0 for mask in samples[i].loss_mask] for i in sorted(order)]
+        assert [c.tolist() for c in unpack(packed, name)] == expected
+
+
+@given(packs())
+def test_sequences_lie_end_to_end_and_count_from_zero(drawn):
+    samples, order, *_ = drawn
+    packed = pack(samples, order)
+    lengths = [len(samples[i].token_ids) for i in order]
+    assert packed.cu_seqlens.tolist() == [sum(lengths[:n]) for n in range(len(order) + 1)]
+    assert packed.position_ids.tolist() == [position for length in lengths for position in range(length)]
+    assert len(packed.token_ids) == sum(lengths)
+
+
+@given(packs())
+def test_a_label_is_the_next_trained_token_of_the_same_sample(drawn):
+    samples, order, *_ = drawn
+    labels = pack(samples, order).labels.tolist()
+    expected = []
+    for i in order:
+        ids, mask = samples[i].token_ids.tolist(), samples[i].loss_mask.tolist()
+        expected += [ids[t + 1] if mask[t + 1] else -100 for t in range(len(ids) - 1)] + [-100]
+    assert labels == expected
+
+
+@given(packs())
+def test_every_token_knows_where_it_came_from(drawn):
+    samples, order, *_ = drawn
+    packed = pack(samples, order)
+    token = 0
+    for i in order:
+        spans = {t: span.call_id for span in samples[i].spans for t in range(span.start, span.stop)}
+        for position in range(len(samples[i].token_ids)):
+            origin = packed.origin(token)
+            assert (origin.rollout_id, origin.sample) == (samples[i].rollout_id, i)
+            assert (origin.call_id, origin.position) == (spans.get(position), position)
+            token += 1
