@@ -28,6 +28,7 @@ from harnessrl.config import Config, from_mapping, read_yaml
 from harnessrl.display import QUIET_SECONDS, summarise
 from harnessrl.errors import ConfigError
 from harnessrl.metrics import read_jsonl
+from harnessrl.preflight import check
 from harnessrl.report import draw_curves, summary_rows, summary_table, write_csv
 
 
@@ -121,8 +122,6 @@ def read_grid(file: str | Path, overrides: Sequence[str]) -> Grid:
 def ablate(file: str | Path, overrides: Sequence[str]) -> int:
     """Run what is left of a grid, then write summary.csv and curves.png and print the table. Returns the exit code."""
     grid = read_grid(file, overrides)
-    from harnessrl.train.loop import check
-
     for cell in grid.cells:
         check(cell.config)
     console = Console()

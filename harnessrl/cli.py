@@ -85,6 +85,23 @@ def _parser() -> argparse.ArgumentParser:
         "overrides", nargs="*", metavar="key=value", help="seeds=5 jobs=2, or any key of every run: steps=60"
     )
     ablate.set_defaults(command=_ablate)
+
+    inspect = commands.add_parser(
+        "inspect",
+        help="report on a trace",
+        description="Read a trace (rollouts.jsonl, also gzipped), merge it, and report samples, breaks, weights and "
+        "advantages: on the terminal, as TRACE.txt and as the page TRACE.html.",
+    )
+    inspect.add_argument("trace", help="JSON lines, one rollout a line, e.g. runs/NAME/rollouts.jsonl")
+    inspect.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="tokenizer=FOLDER shows text and tells why prefixes broke; strategy=best_effort (or per_call, adjacent, "
+        "substitute); html=PATH and text=PATH instead of TRACE.html and TRACE.txt; json=true prints one JSON object and "
+        "saves only what html= and text= name",
+    )
+    inspect.set_defaults(command=_inspect)
     return parser
 
 
@@ -96,6 +113,9 @@ def _train(arguments: argparse.Namespace) -> int:
             print(f"{key} = {default}\n    {doc}")
         return 0
     config = load(arguments.config, arguments.overrides)
+    from harnessrl.preflight import check
+
+    check(config)
     from harnessrl.train.loop import train
 
     train(config)
@@ -106,3 +126,9 @@ def _ablate(arguments: argparse.Namespace) -> int:
     from harnessrl.ablate import ablate
 
     return ablate(arguments.file, arguments.overrides)
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from harnessrl.inspect import inspect
+
+    return inspect(arguments.trace, arguments.overrides)

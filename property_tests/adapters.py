@@ -5,10 +5,11 @@ Each of the small ones does what some public trainer does or did, and each break
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from harnessrl.adapter import Call, Rollout, merge_calls
-from property_tests.laws import Calls, Samples
+from property_tests.laws import Adapter, Calls, Samples
 from property_tests.toy import ToyTokenizer
 
 
@@ -22,6 +23,18 @@ def ours(calls: Calls) -> Samples:
         {"token_ids": s.token_ids.tolist(), "loss_mask": s.loss_mask.tolist(), "logprobs": s.logprobs.tolist()}
         for s in merged.samples
     ]
+
+
+def load(name: str) -> Adapter:
+    """The function that ``--adapter MODULE:FUNCTION`` names.
+
+    Raises:
+      ValueError: the name has no colon, or the module no such function; ImportError: there is no such module.
+    """
+    module, colon, function = name.partition(":")
+    if not colon or not callable(getattr(importlib.import_module(module), function, None)):
+        raise ValueError(f"{name!r} is no function; expected MODULE:FUNCTION")
+    return getattr(importlib.import_module(module), function)
 
 
 def _new(call: dict[str, Any]) -> dict[str, Any]:

@@ -11,13 +11,12 @@ HYPOTHESIS_PROFILE=deep    many examples, for a night
 
 from __future__ import annotations
 
-import importlib
 import os
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from property_tests import adapters
+from property_tests import adapters, chats
 
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]  # "explain" costs more than it tells here
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -52,22 +51,19 @@ def adapter(request: pytest.FixtureRequest) -> object:
     name = request.config.getoption("adapter")
     if not name:
         return adapters.ours
-    module, _, function = name.partition(":")
     try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise pytest.UsageError(f"--adapter {name}: {error}; expected MODULE:FUNCTION that can be imported") from error
+        return adapters.load(name)
+    except (ImportError, ValueError) as error:
+        raise pytest.UsageError(f"--adapter {name}: {error}") from error
 
 
 @pytest.fixture(scope="session")
 def tokenizer(request: pytest.FixtureRequest) -> object:
     """What --tokenizer and --template name; without the option the test that asks is skipped."""
-    from property_tests import real
-
     path = request.config.getoption("tokenizer")
     if not path:
         pytest.skip("no --tokenizer was given")
     try:
-        return real.load(path, request.config.getoption("template"))
+        return chats.load(path, request.config.getoption("template"))
     except (OSError, ValueError, ImportError) as error:
         raise pytest.UsageError(f"--tokenizer {path}: {error}") from error

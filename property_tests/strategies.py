@@ -1,12 +1,14 @@
 """What hypothesis draws: rollouts as real harnesses produce them, and batches of them. Token ids, never text.
 
-A text that is encoded cannot drift, because encoding is what it already came from. So the model's side of every
-conversation is drawn as ids, and text appears only where a harness would see it.
+A text that is encoded cannot drift, because encoding is where it came from. So the model's side of every conversation
+is drawn as ids, and text appears only where a harness would see it.
 
-- ``rollouts``: calls over five token ids, built by the moves of a harness (continue, resample, retry, rewind, edit,
-  summarise, hand off), then shuffled: late arrivals are normal. Small alphabets make coincidences common.
+- ``rollouts``: calls over five token ids, made by the moves of a harness (continue, resample, retry, rewind, edit,
+  summarise, hand off) and arriving late now and then. Small alphabets make coincidences common.
 - ``conversations``: a harness with a tokenizer and a chat template, which decodes, keeps text, and encodes again.
 - ``batches``: rollouts of several groups with rewards, for what comes after merging.
+
+A rollout is drawn as a list of independent steps and then played, so that a failure shrinks by dropping steps.
 """
 
 from __future__ import annotations
@@ -18,14 +20,9 @@ from hypothesis import strategies as st
 from harnessrl.adapter import Call, Rollout
 from property_tests.toy import Template, ToyTokenizer
 
-TOKENS = st.integers(0, 4)
+TOKENIZER = ToyTokenizer()
 MOVES = ("continue", "resample", "retry", "rewind", "edit", "summarise", "hand_off", "grow")
 FLAWS = ("constrained", "other_agent", "missing_logprobs", "missing_ids", "undelivered", "empty")
-TOKENIZER = ToyTokenizer()
-
-
-def ids(least: int, most: int) -> st.SearchStrategy[list[int]]:
-    return st.lists(TOKENS, min_size=least, max_size=most)
 
 
 def own_logprobs(call: int, response: list[int]) -> list[float]:
@@ -33,52 +30,84 @@ def own_logprobs(call: int, response: list[int]) -> list[float]:
     return [-(call + 1) - at / 64 for at in range(len(response))]
 
 
-@st.composite
-def rollouts(draw: st.DrawFn, *, most: int = 8, flawed: bool = True, shuffled: bool = True) -> Rollout:
-    """A rollout of 1 to ``most`` calls; ``flawed`` ones have calls that must be skipped, each for its reason."""
+# ---- rollouts of bare ids
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One call of a harness that has just looked back at an earlier one."""
+
+    move: str
+    base: int  # how many calls back; 0 is the last
+    cut: int  # how many tokens before the end of its context; 0 is the end
+    observed: list[int]
+    response: list[int]
+    flaws: frozenset[str]
+    late: int  # how many places later it arrives
+
+
+def ids(least: int, most: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, 4), min_size=least, max_size=most)
+
+
+def steps(flaws: st.SearchStrategy[frozenset[str]]) -> st.SearchStrategy[Step]:
+    return st.builds(
+        Step,
+        move=st.sampled_from(MOVES),
+        base=st.integers(0, 3),
+        cut=st.integers(0, 5),
+        observed=ids(1, 3),
+        response=ids(1, 3),
+        flaws=flaws,
+        late=st.one_of(st.just(0), st.integers(0, 4)),
+    )
+
+
+NO_FLAWS = st.just(frozenset[str]())
+SOME_FLAWS = st.one_of(NO_FLAWS, NO_FLAWS, st.frozensets(st.sampled_from(FLAWS), max_size=2))
+
+
+def rollouts(*, most: int = 8, flawed: bool = True) -> st.SearchStrategy[Rollout]:
+    """Rollouts of 1 to ``most`` calls; ``flawed`` ones have calls that must be skipped, each for its reason."""
+    return st.lists(steps(SOME_FLAWS if flawed else NO_FLAWS), min_size=1, max_size=most).map(play)
+
+
+def play(steps: list[Step]) -> Rollout:
+    """Let a harness take these steps."""
     calls: list[Call] = []
-    for index in range(draw(st.integers(1, most))):
-        base = draw(st.sampled_from(calls)) if calls else None
-        move = draw(st.sampled_from(MOVES)) if calls else "hand_off"
-        response = draw(ids(1, 3))
+    for index, step in enumerate(steps):
+        base = calls[-1 - step.base % len(calls)] if calls else None
         call = Call(
             call_id=f"c{index}",
-            prompt_ids=_prompt(draw, move, base),
-            response_ids=response,
-            logprobs=own_logprobs(index, response),
-            policy_version=draw(st.integers(0, 3)),
-            finish_reason=draw(st.sampled_from(["stop", "length"])),
-            request_id=f"q{index}" if base is None or move != "retry" else base.request_id,
+            prompt_ids=_prompt(step, base),
+            response_ids=step.response,
+            logprobs=own_logprobs(index, step.response),
+            policy_version=index % 3,
+            request_id=base.request_id if base is not None and step.move == "retry" else f"q{index}",
         )
-        if flawed:
-            call = _flaw(draw, call)
-        calls.append(call)
-    if shuffled:
-        calls = draw(st.permutations(calls))
-    return Rollout(rollout_id="r", group_id="g", calls=calls, reward=1.0)
+        calls.append(_spoil(call, step.flaws))
+    arrival = sorted(range(len(steps)), key=lambda index: index + steps[index].late)
+    return Rollout(rollout_id="r", group_id="g", calls=[calls[index] for index in arrival], reward=1.0)
 
 
-def _prompt(draw: st.DrawFn, move: str, base: Call | None) -> list[int]:
-    """The prompt that a harness would send next, if it had just seen ``base``."""
-    if base is None or move == "hand_off":
-        return draw(ids(1, 3))
-    prompt, context = base.prompt_ids.tolist(), base.prompt_ids.tolist() + base.response_ids.tolist()
-    if move in ("resample", "retry"):
-        return prompt
-    if move == "grow":  # the context itself, nothing observed in between
-        return context
-    if move == "continue":
-        return context + draw(ids(1, 3))
-    cut = draw(st.integers(0, len(context)))
-    if move == "rewind":
-        return context[:cut] + draw(ids(1, 3))
-    if move == "edit":
-        return context[:cut] + draw(ids(1, 1)) + context[cut + 1 :] + draw(ids(0, 2))
-    return context[:cut] + draw(ids(1, 2)) + context[draw(st.integers(cut, len(context))) :]
+def _prompt(step: Step, base: Call | None) -> list[int]:
+    """The prompt that a harness sends next when it has just seen ``base``."""
+    if base is None or step.move == "hand_off":
+        return step.observed
+    context = base.prompt_ids.tolist() + base.response_ids.tolist()
+    cut = max(0, len(context) - step.cut)
+    return {
+        "continue": context + step.observed,
+        "grow": context,  # nothing observed in between
+        "resample": base.prompt_ids.tolist(),
+        "retry": base.prompt_ids.tolist(),
+        "rewind": context[:cut] + step.observed,
+        "edit": context[:cut] + step.observed[:1] + context[cut + 1 :] + step.observed[1:],
+        "summarise": context[: cut // 2] + step.observed[:1] + context[cut:] + step.observed[1:],
+    }[step.move]
 
 
-def _flaw(draw: st.DrawFn, call: Call) -> Call:
-    flaws = draw(st.sets(st.sampled_from(FLAWS), max_size=2)) if draw(st.integers(0, 2)) == 0 else set()
+def _spoil(call: Call, flaws: frozenset[str]) -> Call:
     if "empty" in flaws:
         call = replace(call, response_ids=[], logprobs=[])
     if "missing_ids" in flaws:
@@ -94,66 +123,76 @@ def _flaw(draw: st.DrawFn, call: Call) -> Call:
     )
 
 
-@dataclass
-class Conversation:
-    """What a harness remembers: text. ``calls`` is what crossed the endpoint: ids."""
+# ---- conversations of a text harness
 
-    messages: list[tuple[str, str]]
-    calls: list[Call]
+EVENTS = ("answer", "answer", "tidy", "truncate", "resample", "retry", "summarise", "sub_agent")
 
 
-EVENTS = ("answer", "answer", "answer", "tidy", "summarise", "sub_agent", "resample", "retry", "truncate")
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """One thing that happens in a conversation."""
+
+    event: str
+    answer: list[int]
+    other_answer: list[int]  # of the second try, where there are two
+    role: str
+    seen: str  # what the harness says next, as this role
 
 
-@st.composite
 def conversations(
-    draw: st.DrawFn,
     *,
     template: Template | None = None,
     events: tuple[str, ...] = EVENTS,
     most: int = 6,
     drifting: bool = True,
-) -> Rollout:
-    """A rollout of a text harness on the toy tokenizer: prompts are rendered and encoded, answers are drawn as ids.
+) -> st.SearchStrategy[Rollout]:
+    """Rollouts of a text harness on the toy tokenizer: prompts are rendered and encoded, answers are drawn as ids.
 
     ``template`` fixes the template, else one is drawn; ``events`` are what may happen at each call; ``drifting`` False
     draws only answers that survive decode and encode.
     """
-    tokenizer = TOKENIZER
-    template = template or draw(templates())
-    task = draw(st.text("adegin ", min_size=1, max_size=4))
-    main = Conversation([("system", "deed"), ("user", task)], [])
+    turn = st.builds(
+        Turn,
+        event=st.sampled_from(events),
+        answer=answers(drifting=drifting),
+        other_answer=answers(drifting=drifting),
+        role=st.sampled_from(["user", "tool"]),
+        seen=st.text('adin {}"', min_size=1, max_size=4),
+    )
+    turns = st.lists(turn, min_size=1, max_size=most)
+    return st.builds(converse, turns, templates() if template is None else st.just(template))
+
+
+def converse(turns: list[Turn], template: Template) -> Rollout:
+    """Let a harness that knows only text have these turns."""
+    main = [("system", "deed"), ("user", "go on")]
     calls: list[Call] = []
-    for _ in range(draw(st.integers(1, most))):
-        event = draw(st.sampled_from(events))
-        talk = main
-        if event == "sub_agent":
-            talk = Conversation([("system", "aid"), ("user", draw(st.text("hinov ", min_size=1, max_size=4)))], [])
-        if event == "summarise" and len(main.messages) > 5:  # or there is nothing to shorten
-            main.messages = [*main.messages[:2], ("user", "on")]
-        prompt = tokenizer.encode(template.render(talk.messages))
-        answer = draw(answers(tokenizer, drifting=drifting))
-        tries = {"resample": 2, "retry": 2}.get(event, 1)
-        for attempt in range(tries):
-            if attempt:
-                answer = draw(answers(tokenizer, drifting=drifting))
-            ended = answer if event == "truncate" else [*answer, tokenizer.end]
+    summaries = 0
+    for turn in turns:
+        messages = [("system", "aid"), ("user", turn.seen)] if turn.event == "sub_agent" else main
+        if turn.event == "summarise" and len(main) > 5:  # or there is nothing to shorten
+            summaries += 1
+            main[2:] = [("user", "no" * summaries)]
+        prompt = TOKENIZER.encode(template.render(messages))
+        tries = [turn.answer, turn.other_answer] if turn.event in ("resample", "retry") else [turn.answer]
+        request = f"q{len(calls)}" if turn.event == "retry" else None
+        for number, answer in enumerate(tries):
+            response = answer if turn.event == "truncate" else [*answer, TOKENIZER.end]
             calls.append(
                 Call(
                     call_id=f"c{len(calls)}",
                     prompt_ids=prompt,
-                    response_ids=ended,
-                    logprobs=own_logprobs(len(calls), ended),
-                    finish_reason="length" if event == "truncate" else "stop",
-                    delivered=not (event == "retry" and attempt == 0),
-                    request_id=f"q{len(calls) - attempt}" if event == "retry" else f"q{len(calls)}",
+                    response_ids=response,
+                    logprobs=own_logprobs(len(calls), response),
+                    finish_reason="length" if turn.event == "truncate" else "stop",
+                    delivered=request is None or number == 1,
+                    request_id=request,
                 )
             )
-        text = tokenizer.decode(answer)
-        if event == "tidy":  # what tool parsers do: repair, re-serialise
+        text = TOKENIZER.decode(tries[-1])
+        if turn.event == "tidy":  # what tool parsers do: repair, re-serialise
             text = text.replace(":", ": ").replace("{}", "{ }").replace("<", "")
-        seen = draw(st.text('adin {}"', min_size=1, max_size=4))
-        talk.messages += [("assistant", text), (draw(st.sampled_from(["user", "tool"])), seen)]
+        messages += [("assistant", text), (turn.role, turn.seen)]
     return Rollout(rollout_id="r", group_id="g", calls=calls, reward=0.0)
 
 
@@ -169,23 +208,25 @@ def templates() -> st.SearchStrategy[Template]:
     return st.one_of(st.just(Template()), faulty)
 
 
-@st.composite
-def answers(draw: st.DrawFn, tokenizer: ToyTokenizer, *, drifting: bool = True, least: int = 1) -> list[int]:
+def answers(*, drifting: bool = True) -> st.SearchStrategy[list[int]]:
     """Sampled ids. They may drift, think, call a tool, spell out a special token or stop inside a character."""
     if not drifting:
-        return tokenizer.encode(draw(st.text("adeg", min_size=least, max_size=4)))
-    pieces = st.sampled_from(tokenizer.ordinary)
-    shapes = ["plain"] * 4 + ["thinking", "tool", "spelled"]
-    shape = draw(st.sampled_from(shapes))
-    body = draw(st.lists(pieces, min_size=least, max_size=5))
-    if shape == "thinking":
-        thought = draw(st.lists(pieces, min_size=1, max_size=3))
-        return [tokenizer.special("<think>"), *thought, tokenizer.special("</think>"), *body]
-    if shape == "tool":
-        return [*tokenizer.encode('{"a":'), *body, *tokenizer.encode("}")]
-    if shape == "spelled":
-        return [*body, *(tokenizer.ids[unit.encode()] for unit in "<|end|>")]
-    return body
+        return st.text("adeg", min_size=1, max_size=4).map(TOKENIZER.encode)
+    plain = st.lists(st.sampled_from(TOKENIZER.ordinary), min_size=1, max_size=5)
+    think, thought = TOKENIZER.special("<think>"), TOKENIZER.special("</think>")
+    spelled = [TOKENIZER.ids[unit.encode()] for unit in "<|end|>"]
+    opened, closed = TOKENIZER.encode('{"a":'), TOKENIZER.encode("}")
+    return st.one_of(
+        plain,
+        plain,
+        plain,
+        st.tuples(plain, plain).map(lambda two: [think, *two[0], thought, *two[1]]),
+        plain.map(lambda body: [*opened, *body, *closed]),
+        plain.map(lambda body: [*body, *spelled]),
+    )
+
+
+# ---- batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,20 +234,20 @@ class Batch:
     """Some groups of rollouts, as they come to the trainer."""
 
     rollouts: list[Rollout]
-    rewards: list[float]
+    rewards: list[float]  # NaN is unscored
     groups: list[int]
 
 
-@st.composite
-def batches(draw: st.DrawFn, *, most: int = 6, trained: bool = False) -> Batch:
-    """1 to ``most`` rollouts in up to three groups; NaN rewards are unscored. ``trained``: each has a trained token."""
-    count = draw(st.integers(1, most))
-    groups = draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
+def batches(*, most: int = 6, flawed: bool = True) -> st.SearchStrategy[Batch]:
+    """1 to ``most`` rollouts in up to three groups; unless ``flawed``, each has a trained token."""
     reward = st.one_of(st.sampled_from([0.0, 1.0, 0.1, float("nan")]), st.floats(-1000, 1000, width=32))
-    rewards = draw(st.lists(reward, min_size=count, max_size=count))
-    drawn = [draw(rollouts(most=4, flawed=not trained)) for _ in range(count)]
+    member = st.tuples(rollouts(most=4, flawed=flawed), reward, st.integers(0, 2))
+    return st.lists(member, min_size=1, max_size=most).map(_batch)
+
+
+def _batch(members: list[tuple[Rollout, float, int]]) -> Batch:
     named = [
-        Rollout(rollout_id=f"r{i}", group_id=f"g{group}", calls=rollout.calls, reward=rewards[i])
-        for i, (group, rollout) in enumerate(zip(groups, drawn, strict=True))
+        replace(rollout, rollout_id=f"r{index}", group_id=f"g{group}", reward=reward)
+        for index, (rollout, reward, group) in enumerate(members)
     ]
-    return Batch(rollouts=named, rewards=rewards, groups=groups)
+    return Batch(rollouts=named, rewards=[reward for _, reward, _ in members], groups=[group for *_, group in members])

@@ -102,15 +102,15 @@ def test_a_story_reads_well():
     found = TOKENIZER.encode("<|user|>no<|end|>\n<|assistant|>having<|end|>")
     assert story(TOKENIZER.decode, known, found, "retokenized", window=3) == (
         "the prefix broke at token 5 of 7: retokenized\n"
-        "  up to there                 '<|end|>'(5) '\\n'(8) '<|assistant|>'(3)\n"
-        "  what was sampled, or sent   'h'(24) 'aving'(55)\n"
-        "  what came back              'hav'(54) 'ing'(52) '<|end|>'(5)"
+        "  up to there                 '<|end|>'(5) '\\n'(32) '<|assistant|>'(3)\n"
+        "  what was sampled, or sent   'h'(12) 'aving'(40)\n"
+        "  what came back              'hav'(39) 'ing'(37) '<|end|>'(5)"
     )
 
 
 def test_calls_in_conversation_order_are_told_as_old_and_new_however_they_sort():
     # The summarised prompt is the shorter one, so it comes first in merge order; the story still starts with the chat.
-    head, chat = TOKENIZER.encode("<|begin|><|user|>need"), TOKENIZER.encode("ing a lead on a dragon<|end|>")
+    head, chat = TOKENIZER.encode("<|begin|><|user|>need"), TOKENIZER.encode("ing to go on and on<|end|>")
     first = Call(call_id="chat", prompt_ids=head + chat, response_ids=[TOKENIZER.end], logprobs=[-1])
     later = Call(
         call_id="short", prompt_ids=[*head, *TOKENIZER.encode("on")], response_ids=[TOKENIZER.end], logprobs=[-1]

@@ -116,11 +116,11 @@ def test_a_sample_over_the_limit_is_refused_unless_it_may_stand_alone(args):
 
 def test_many_lognormal_samples_are_balanced_within_three_percent():
     rng = np.random.default_rng(0)
-    lengths = np.clip(np.exp(rng.normal(7.6, 1.0, 1024)), 64, 32768).astype(int)
+    lengths = np.clip(np.exp(rng.normal(7.6, 1.0, 4096)), 64, 32768).astype(int)
 
     def cost(part):
         return float((part + part**2 / 32768).sum())
 
-    (update,) = plan_updates(lengths, np.arange(1024), num_updates=1, world_size=8, max_tokens=32768, cost=cost).updates
+    (update,) = plan_updates(lengths, np.arange(4096), num_updates=1, world_size=8, max_tokens=32768, cost=cost).updates
     packs = np.array([[cost(lengths[pack]) for pack in rank] for rank in update.ranks])
     assert packs.max(axis=0).sum() <= 1.03 * cost(lengths) / 8

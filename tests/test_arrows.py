@@ -13,13 +13,42 @@ ALLOWED = {
     "service": {"adapter", "errors"},
     "engine": {"attention", "service.wire"},
     "config": {"errors"},
+    "trace": {"adapter", "errors"},
+    "preflight": {"config", "errors", "trace"},
+    "inspect": {"adapter", "errors", "trace"},
+    "report": {"metrics"},
+    "ablate": {"config", "display", "errors", "metrics", "preflight", "report"},
     "metrics": set(),
     "display": set(),
     "processes": {"errors"},
-    "train": {"adapter", "attention", "config", "display", "engine", "errors", "metrics", "processes", "service.wire"},
+    "train": {
+        "adapter",
+        "attention",
+        "config",
+        "display",
+        "engine",
+        "errors",
+        "metrics",
+        "preflight",
+        "processes",
+        "service.wire",
+        "trace",
+    },
 }
 HEAVY = {"torch", "transformers", "accelerate", "tensorboard"}
-LIGHT_ROOMS = {"adapter", "service", "errors", "config", "display", "processes"}
+LIGHT_ROOMS = {
+    "adapter",
+    "service",
+    "errors",
+    "config",
+    "display",
+    "processes",
+    "trace",
+    "preflight",
+    "inspect",
+    "report",
+    "ablate",
+}
 
 
 def imports(source, top_level_only=False):

@@ -133,8 +133,9 @@ async def _post(session: aiohttp.ClientSession, url: str, body: Any, headers: Ma
                 problem = f"{reply.status}: {text[:200]}"
                 if reply.status not in (429, 503):
                     break
-                wait = float(reply.headers.get("Retry-After", wait))
-        except aiohttp.ClientConnectionError as error:
+                after = reply.headers.get("Retry-After", "")
+                wait = max(0.05, float(after)) if after.replace(".", "", 1).isdecimal() else wait
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             problem = repr(error)
         await asyncio.sleep(wait)
     raise RuntimeError(f"POST {url} failed with {problem}")

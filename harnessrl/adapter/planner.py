@@ -20,8 +20,8 @@ Cost = Callable[[Int64], float | Float64]
 
 QUADRATIC = 1 / 32768
 """b / a of the default cost: attention over 32,768 tokens costs what all other layers cost, as in models of a few B."""
-SPREAD_GAIN = 0.02
-"""First-fit packs stand unless spreading the samples over all slots saves more than this share of the step time."""
+TOLERANCE = 0.02
+"""First-fit packs stand where their step time is within this share of total cost / ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,13 +110,7 @@ def plan_updates(
     if length_S.size and int(length_S.min()) < 0:
         at = int(np.argmin(length_S))
         raise ValueError(f"lengths[{at}] is {length_S[at]}; it cannot be negative")
-    if (rollouts_per_update is None) == (num_updates is None):
-        raise ValueError("give exactly one of rollouts_per_update and num_updates")
-    counts = {"world_size": world_size, "max_tokens": max_tokens}
-    counts |= {"rollouts_per_update": rollouts_per_update or 0} if num_updates is None else {"num_updates": num_updates}
-    for name, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{name} must be positive, got {count}")
+    _check_counts(rollouts_per_update, num_updates, world_size, max_tokens)
     if oversize not in ("raise", "alone"):
         raise ValueError(f'oversize {oversize!r} is unknown; allowed: "raise", "alone"')
     too_long_S = np.flatnonzero(length_S > max_tokens)
@@ -130,6 +124,15 @@ def plan_updates(
     by_update = np.argsort(update_S, kind="stable")
     parts = np.split(by_update, np.flatnonzero(np.diff(update_S[by_update])) + 1) if len(update_S) else []
     return Plan(updates=tuple(_plan_update(part, length_S[part], world_size, max_tokens, cost) for part in parts))
+
+
+def _check_counts(rollouts_per_update: int | None, num_updates: int | None, world_size: int, max_tokens: int) -> None:
+    if (rollouts_per_update is None) == (num_updates is None):
+        raise ValueError("give exactly one of rollouts_per_update and num_updates")
+    counts = {"rollouts_per_update": rollouts_per_update, "num_updates": num_updates}
+    for name, count in (counts | {"world_size": world_size, "max_tokens": max_tokens}).items():
+        if count is not None and count < 1:
+            raise ValueError(f"{name} must be positive, got {count}")
 
 
 def _updates(
@@ -166,33 +169,42 @@ def _updates(
 
 
 def _plan_update(samples: Int64, length_S: Int64, ranks: int, max_tokens: int, cost: Cost | None) -> Update:
-    """Pack one update: first-fit decreasing, or evenly over all slots where that saves more than SPREAD_GAIN."""
+    """Pack one update: first-fit decreasing, or spread over all slots where ranks would wait for each other."""
     bin_S = first_fit_decreasing(length_S, max_tokens)
     packs = -(-(int(bin_S.max()) + 1) // ranks)
     cost_K = _pack_costs(bin_S, length_S, packs * ranks, cost)
-    step_time = _step_time(cost_K, ranks)
-    may_gain = cost is not None or (1 - SPREAD_GAIN) * step_time * ranks > cost_K.sum()
-    even_S = spread(length_S, max_tokens, packs, ranks) if may_gain else None
-    if even_S is not None:
-        even_K = _pack_costs(even_S, length_S, packs * ranks, cost)
-        if _step_time(even_K, ranks) < (1 - SPREAD_GAIN) * step_time:
-            bin_S, cost_K, step_time = even_S, even_K, _step_time(even_K, ranks)
+    if _step_time(cost_K, ranks) * ranks > (1 + TOLERANCE) * cost_K.sum():
+        for load_S in (_loads(length_S, cost), length_S.astype(np.float64)):
+            slot_S = spread(length_S, load_S, max_tokens, packs, ranks)
+            if slot_S is None:
+                continue
+            slot_K = _pack_costs(slot_S, length_S, packs * ranks, cost)
+            if _step_time(slot_K, ranks) < _step_time(cost_K, ranks):
+                bin_S, cost_K = slot_S, slot_K
     by_bin = np.argsort(bin_S, kind="stable")
     members = np.split(samples[by_bin], np.searchsorted(bin_S[by_bin], np.arange(1, packs * ranks)))
     rows = np.argsort(-cost_K, kind="stable").reshape(packs, ranks)
     rows[1::2] = rows[1::2, ::-1]  # the dearest pack of a row falls to either end in turn, so ranks' totals match too
     return Update(
         ranks=tuple(tuple(members[pack] for pack in rows[:, rank]) for rank in range(ranks)),
-        step_time=step_time,
+        step_time=_step_time(cost_K, ranks),
         total_cost=float(cost_K.sum()),
     )
+
+
+def _loads(length_S: Int64, cost: Cost | None) -> Float64:
+    """Each sample's own cost where a pack costs the sum of its samples, else its tokens."""
+    if cost is None:
+        return length_S + QUADRATIC * length_S.astype(np.float64) ** 2
+    unique, inverse = np.unique(length_S, return_inverse=True)
+    own_S = np.array([float(np.sum(cost(unique[at : at + 1]))) for at in range(len(unique))])[inverse]
+    return own_S if np.isclose(own_S.sum(), np.sum(cost(length_S))) else length_S.astype(np.float64)
 
 
 def _pack_costs(pack_S: Int64, length_S: Int64, packs: int, cost: Cost | None) -> Float64:
     """The cost of every pack; an empty one costs nothing."""
     if cost is None:
-        length = length_S.astype(np.float64)
-        return np.bincount(pack_S, weights=length + QUADRATIC * length**2, minlength=packs).astype(np.float64)
+        return np.bincount(pack_S, weights=_loads(length_S, None), minlength=packs).astype(np.float64)
     by_pack = np.argsort(pack_S, kind="stable")
     members = np.split(length_S[by_pack], np.searchsorted(pack_S[by_pack], np.arange(1, packs)))
     return np.array([float(np.sum(cost(part))) if len(part) else 0.0 for part in members])

@@ -34,6 +34,10 @@ class Example:
     sample: int
     """Index of the sample that begins there."""
     drift: Drift
+    known: int
+    """Arrival number of the call that was there first."""
+    found: int
+    """Arrival number of the call that came back different."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +127,7 @@ def survey(lines: Iterator[Line], strategy: str, tokenizer: TokenText | None, ke
         keep: rollouts kept whole, the first ones.
     """
     names = (*FAITHFUL, "substitute") if tokenizer else FAITHFUL
+    decode = None if tokenizer is None else tokenizer.decode
     report = Report(strategy=strategy, totals={name: Total() for name in names})
     for line in lines:
         rollout = line.rollout
@@ -134,17 +139,29 @@ def survey(lines: Iterator[Line], strategy: str, tokenizer: TokenText | None, ke
             total.trained += sum(int(sample.loss_mask.sum()) for sample in merge.samples)
         report.tree_tokens += int(tree_items(merges["best_effort"].samples)[0].sum())
         merge = merges[strategy]
-        drifts = tuple(explain_break(item, tokenizer and tokenizer.decode) for item in merge.breaks)
+        drifts = tuple(explain_break(item, decode) for item in merge.breaks)
         report.rows.append(_row(line, merge, drifts))
         for skip in merge.skipped:
             report.skipped_tokens[skip.reason] += skip.tokens
         for broken, drift in zip(merge.breaks, drifts, strict=True):
             kept = report.examples.setdefault(drift.kind, [])
             if len(kept) < EXAMPLES:
-                kept.append(Example(rollout_id=rollout.rollout_id, sample=broken.sample, drift=drift))
+                kept.append(example(rollout, broken.sample, drift))
         if len(report.shown) < keep:
             report.shown.append(Shown(rollout=rollout, merge=merge, drifts=drifts))
     return report
+
+
+def example(rollout: Rollout, sample: int, drift: Drift) -> Example:
+    """A break with the arrival numbers of its two calls."""
+    number = {call.call_id: index for index, call in enumerate(rollout.calls)}
+    return Example(
+        rollout_id=rollout.rollout_id,
+        sample=sample,
+        drift=drift,
+        known=number[drift.known_call],
+        found=number[drift.found_call],
+    )
 
 
 def _row(line: Line, merge: Merge, drifts: Sequence[Drift]) -> Row:

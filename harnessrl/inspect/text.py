@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -10,14 +11,29 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harnessrl.adapter.drift import Drift
 from harnessrl.inspect import words
 from harnessrl.inspect.pieces import TokenText, visible
-from harnessrl.inspect.report import Report
+from harnessrl.inspect.report import Example, Report
 from harnessrl.inspect.shares import advantages, loss_shares, relative, silent_groups, spread
 
 ROWS = 40
 """Rollouts that the text lists."""
+
+WIDE = 100
+"""Columns of a terminal from which on nothing is left out of the tables."""
+
+ROLLOUT_COLUMNS: dict[str, Literal["left", "right"]] = {
+    "rollout": "left",
+    "group": "left",
+    "reward": "right",
+    "calls": "right",
+    "samples": "right",
+    "trained": "right",
+    "token": "right",
+    "seq": "right",
+    "grpo": "right",
+    "": "left",
+}
 
 SHARED, AFTER = 6, 4
 """Tokens in front of and behind the differing ones of a break."""
@@ -29,7 +45,7 @@ def print_report(console: Console, report: Report, tokenizer: TokenText | None) 
     for note in report.notes:
         console.print(Text(f"Note: {note}", style="yellow"))
     console.print()
-    console.print(_strategies(report))
+    console.print(_strategies(report, console.width >= WIDE))
     _print_breaks(console, report, tokenizer)
     _print_skipped(console, report)
     _print_weights(console, report)
@@ -41,19 +57,22 @@ def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
 
 
-def _strategies(report: Report) -> Table:
+def _strategies(report: Report, wide: bool) -> Table:
     table = _table("What each strategy gives")
     table.add_column("strategy", no_wrap=True)
     for label in ("samples", "a rollout", "tokens computed", "trained tokens"):
         table.add_column(label, justify="right")
-    table.add_column("", overflow="fold")
+    if wide:
+        table.add_column("", overflow="fold")
     for name, total in report.totals.items():
         rate = f"{total.samples / len(report.rows):.2f}"
-        cells = (f"{total.samples:,}", rate, f"{total.tokens:,}", f"{total.trained:,}", words.STRATEGIES[name])
-        table.add_row(name, *cells, style="bold" if name == report.strategy else "")
+        cells = [name, f"{total.samples:,}", rate, f"{total.tokens:,}", f"{total.trained:,}"]
+        cells += [words.STRATEGIES[name]] if wide else []
+        table.add_row(*cells, style="bold" if name == report.strategy else "")
     best = report.totals["best_effort"]
     saved = f"{best.tokens - report.tree_tokens:,} tokens of best_effort are shared context, computed once"
-    table.add_row("+ tree packing", "", "", f"{report.tree_tokens:,}", f"{best.trained:,}", saved)
+    cells = ["+ tree packing", "", "", f"{report.tree_tokens:,}", f"{best.trained:,}"]
+    table.add_row(*cells, *([saved] if wide else []))
     return table
 
 
@@ -67,21 +86,23 @@ def _print_breaks(console: Console, report: Report, tokenizer: TokenText | None)
         for number, example in enumerate(report.examples[kind], 1):
             place = f"rollout {visible(example.rollout_id)}, sample {example.sample}, token {example.drift.position}"
             console.print(Text(f"\n  {kind} {number} of {count:,}: {place}", style="bold"))
-            for line in break_lines(example.drift, tokenizer):
+            for line in break_lines(example, tokenizer):
                 console.print(line, soft_wrap=True)
 
 
-def break_lines(drift: Drift, tokenizer: TokenText | None) -> list[Text]:
+def break_lines(example: Example, tokenizer: TokenText | None) -> list[Text]:
     """Both sides of a break, a line each: bars between tokens, brackets around those that differ."""
-    lines = []
-    width = max(len(drift.known_call), len(drift.found_call))
-    sides = zip(("before", "after "), (drift.known_call, drift.found_call), words.windows(drift, SHARED), strict=True)
-    for label, call, window in sides:
+    drift, lines = example.drift, []
+    names = [
+        visible(f"before  call {example.known} ({drift.known_call})"),
+        visible(f"after   call {example.found} ({drift.found_call})"),
+    ]
+    for name, window in zip(names, words.windows(drift, SHARED), strict=True):
         shared, differs, after = (
             "|".join(visible(text) for _, text in words.token_texts(ids, tokenizer))
             for ids in (window.shared, window.differs, window.after[:AFTER])
         )
-        line = Text(f"    {label} (call {visible(call):<{width}})  {shared} ", style="dim")
+        line = Text(f"    {name:<{max(map(len, names))}}  {shared} ", style="dim")
         line.append("[", style="not dim").append(differs, style="bold not dim red").append("]", style="not dim")
         lines.append(line.append(f" {after}"))
     return lines
@@ -145,25 +166,34 @@ def _three(value_R: np.ndarray) -> list[str]:
 
 
 def _print_rollouts(console: Console, report: Report) -> None:
-    table = _table("Rollouts")
-    table.add_column("rollout", overflow="fold")
-    table.add_column("group", overflow="fold")
-    for label in ("reward", "calls", "samples", "trained", "token_mean", "seq_mean", "grpo"):
-        table.add_column(label, justify="right")
-    table.add_column("breaks, skipped", overflow="fold")
+    table = _table("Rollouts: loss weight by token_mean and seq_mean, advantage by grpo, breaks and skipped calls")
+    narrow = console.width < WIDE
+    labels = [label for label in ROLLOUT_COLUMNS if not (narrow and label in ("group", "calls", "trained"))]
+    for label in labels:
+        table.add_column(label, justify=ROLLOUT_COLUMNS[label], overflow="fold")
     shares, credit = loss_shares(report.rows), advantages(report.rows)
-    columns = [relative(report.rows, shares[mode]) for mode in ("token_mean", "seq_mean")]
-    columns.append(credit.get("grpo", np.full(len(report.rows), np.nan)))
+    columns = {
+        "token": relative(report.rows, shares["token_mean"]),
+        "seq": relative(report.rows, shares["seq_mean"]),
+        "grpo": credit.get("grpo", np.full(len(report.rows), np.nan)),
+    }
     for r, row in enumerate(report.rows[:ROWS]):
-        numbers = ["" if np.isnan(column[r]) else f"{column[r]:.2f}" for column in columns]
-        reward = "" if row.reward is None else f"{row.reward:.3g}"
-        counts = (str(row.calls), str(len(row.trained)), f"{sum(row.trained):,}")
-        events = _listed([*row.breaks.items(), *row.skipped.items()])
-        table.add_row(Text(visible(row.rollout_id)), Text(visible(row.group_id)), reward, *counts, *numbers, events)
+        cells = {
+            "rollout": visible(row.rollout_id),
+            "group": visible(row.group_id),
+            "reward": "" if row.reward is None else f"{row.reward:.3g}",
+            "calls": str(row.calls),
+            "samples": str(len(row.trained)),
+            "trained": f"{sum(row.trained):,}",
+            "": _listed([*row.breaks.items(), *row.skipped.items()]),
+        }
+        cells |= {name: "" if np.isnan(value_R[r]) else f"{value_R[r]:.2f}" for name, value_R in columns.items()}
+        table.add_row(*(Text(cells[label]) for label in labels))
     console.print()
     console.print(table)
     if len(report.rows) > ROWS:
-        console.print(Text(f"  {len(report.rows) - ROWS:,} more rollouts are counted above and not listed here"))
+        left = words.counted(len(report.rows) - ROWS, "further rollout")
+        console.print(Text(f"  {left} counted above, not listed here", style="yellow"))
 
 
 def _listed(counts: Sequence[tuple[str, int]]) -> str:

@@ -97,8 +97,9 @@ def headline(report: Report) -> str:
     else:
         first += ", of which none can be trained."
     trained, skipped = sum(sum(row.trained) for row in report.rows), sum(report.skipped_tokens.values())
-    rest = f"{skipped:,} are in skipped calls" if skipped else "none is left out"
-    return f"{first} Of {report.sampled:,} sampled tokens {trained:,} are trained, each once; {rest}."
+    if not skipped:
+        return f"{first} All {report.sampled:,} sampled tokens are trained, each once."
+    return f"{first} Of {report.sampled:,} sampled tokens {trained:,} are trained, each once; {skipped:,} are in skipped calls."
 
 
 def counted(count: int, noun: str) -> str:

@@ -1,9 +1,11 @@
 """Hands rollouts to workers over ZeroMQ and decides how each one ended.
 
-    worker -> controller   hello {worker, capacity}   beat {worker}   done {worker, rollout_id, attempt, ok, ...}   bye {worker}
-    controller -> worker   welcome {heartbeat}   who   run {rollout_id, attempt, local, env, timeout, log}   cancel {rollout_id, attempt}
+    worker -> controller   hello {worker, epoch, capacity}   beat {worker, epoch}   bye {worker}
+                           done {worker, rollout_id, attempt, ok, failure, message}
+    controller -> worker   welcome {epoch, heartbeat}   who {epoch}   run {rollout_id, attempt, local, env, timeout, log}   cancel {rollout_id, attempt}
 
-All messages are JSON objects with "op". The queue is the store itself, so nothing is lost with this process. A worker
+All messages are JSON objects with "op". An unknown worker's beat is answered by who, upon which it stops what it runs and
+says hello with the next epoch. The queue is the store itself, so nothing is lost with this process. A worker
 that says bye, or nothing for five heartbeats, is lost: its rollouts run again elsewhere as a new attempt, and whatever
 its old attempt still sends is ignored.
 """
@@ -89,9 +91,11 @@ class Controller:
             return
         worker = self._workers.get(name)
         if op == "hello":
-            self._on_hello(name, identity, int(message["capacity"]))
-        elif worker is None:  # it was given up, or this service is new: it starts over
-            self._send(identity, {"op": "who"})
+            self._on_hello(name, identity, message)
+        elif op == "beat" and worker is None:  # it was given up, or this service is new: it starts over
+            self._send(identity, {"op": "who", "epoch": message["epoch"]})
+        elif worker is None:
+            return  # what it did before it was given up
         elif op == "beat":
             worker.seen = self._loop.time()
         elif op == "done":
@@ -102,11 +106,12 @@ class Controller:
     def _send(self, identity: bytes, message: dict[str, Any]) -> None:
         self._socket.send([identity, orjson.dumps(message)])
 
-    def _on_hello(self, name: str, identity: bytes, capacity: int) -> None:
+    def _on_hello(self, name: str, identity: bytes, message: dict[str, Any]) -> None:
         if name in self._workers:
             self._lose(name, "its worker started over")
-        self._workers[name] = _Worker(identity, capacity, self._loop.time())
-        self._send(identity, {"op": "welcome", "heartbeat": self._config.heartbeat_seconds})
+        self._workers[name] = _Worker(identity, int(message["capacity"]), self._loop.time())
+        heartbeat = self._config.heartbeat_seconds
+        self._send(identity, {"op": "welcome", "epoch": message["epoch"], "heartbeat": heartbeat})
         self._schedule()
 
     def _on_done(self, worker: _Worker, message: dict[str, Any]) -> None:

@@ -108,8 +108,13 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None and _signal(process.pid, signal.SIGTERM):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), GRACE_SECONDS)
-    _signal(process.pid, signal.SIGKILL)
+    alive = _signal(process.pid, signal.SIGKILL)
     await process.wait()
+    for _ in range(100):  # the system takes a moment to remove what is killed
+        if not alive:
+            return
+        await asyncio.sleep(0.01)
+        alive = _signal(process.pid, signal.SIGKILL)
 
 
 def _signal(group: int, number: signal.Signals) -> bool:

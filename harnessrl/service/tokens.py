@@ -127,11 +127,11 @@ class TextCodec:
 
 
 def _shown(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as templates expect it: no null fields, reasoning under the one name that they read."""
+    """A message as templates expect it: no null fields, and reasoning under both names that they read."""
     shown = {name: value for name, value in message.items() if value is not None}
-    for name in ("thinking", "reasoning"):
+    for name in ("reasoning_content", "thinking", "reasoning"):
         if name in shown:
-            shown.setdefault("reasoning_content", shown[name])
+            return {"thinking": shown[name], **shown, "reasoning_content": shown[name]}
     return shown
 
 

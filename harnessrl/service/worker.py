@@ -30,6 +30,9 @@ class Worker:
     def __init__(self, config: WorkerConfig) -> None:
         self.name = f"{os.uname().nodename}-{os.getpid()}-{os.urandom(4).hex()}"
         self.welcome = asyncio.Event()
+        self._epoch = 0
+        self._welcomed: int | None = None
+        """The epoch that the controller has welcomed; None until it has."""
         self.stuck = 0
         """Harnesses that did not stop when the worker closed."""
         self._config = config
@@ -60,11 +63,12 @@ class Worker:
         self._socket.send([orjson.dumps({"worker": self.name, **message})])
 
     def _hello(self) -> None:
-        self._send(op="hello", capacity=self._config.capacity)
+        self._send(op="hello", epoch=self._epoch, capacity=self._config.capacity)
 
     def _on_message(self, frames: Frames) -> None:
         message = orjson.loads(frames[-1])
         if message["op"] == "welcome":
+            self._welcomed = message["epoch"]
             self.welcome.set()
             if self._beats is None:
                 arguments = (asyncio.get_running_loop().call_soon_threadsafe, float(message["heartbeat"]))
@@ -86,17 +90,19 @@ class Worker:
         socket.linger = 0
         socket.connect(self._config.controller)
         while not self._closed.wait(seconds):
-            socket.send(orjson.dumps({"op": "beat", "worker": self.name}))
+            if (epoch := self._welcomed) is not None:
+                socket.send(orjson.dumps({"op": "beat", "worker": self.name, "epoch": epoch}))
             while socket.poll(0):
-                if orjson.loads(socket.recv())["op"] == "who":
-                    call(self._start_over)
+                call(self._start_over, orjson.loads(socket.recv())["epoch"])
         socket.close()
 
-    def _start_over(self) -> None:
-        if not self.welcome.is_set():
-            return  # it is under way
-        self.welcome.clear()
+    def _start_over(self, epoch: int) -> None:
+        """The controller did not know this worker at a beat of `epoch`: stop everything and introduce it again."""
+        if epoch != self._welcomed:
+            return  # that was before the last introduction
         log.warning("the controller no longer knows this worker: stopping %d harnesses", len(self._runs))
+        self._welcomed = None  # no beats until the controller has answered
+        self._epoch += 1
         self._forget_all()
         self._hello()
 

@@ -6,7 +6,6 @@ import http.client
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -256,8 +255,3 @@ def collect(
             missing = sorted(wanted - {item["rollout_id"] for item in items})
             raise RuntimeError(f"no call and no rollout completed for {stall_seconds:.0f} s; open: {missing[:5]}")
     return items
-
-
-def settings_of(config: Config) -> dict[str, Any]:
-    """The configuration as plain values, for the manifest."""
-    return asdict(config)

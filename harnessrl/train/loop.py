@@ -13,15 +13,13 @@ Differences from the textbook GRPO loop:
 
 from __future__ import annotations
 
-import fcntl
 import itertools
-import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +34,13 @@ from harnessrl.display import Display
 from harnessrl.engine.torch_engine import TorchEngine
 from harnessrl.errors import ConfigError
 from harnessrl.metrics import RunFolder
+from harnessrl.preflight import check, locked, resolve
 from harnessrl.train import checkpoint
 from harnessrl.train.batch import Batch, Finished, batch_metrics, make_batch, make_updates
-from harnessrl.train.collect import EngineServer, Services, collect, rollout_specs, settings_of
+from harnessrl.train.collect import EngineServer, Services, collect, rollout_specs
 from harnessrl.train.parallel import World, copy_parameters, shard, world
-from harnessrl.train.policy import Policy, load_model, resolve
-from harnessrl.train.replay import advantage_gap, check_file, read_steps
+from harnessrl.train.policy import Policy, load_model
+from harnessrl.train.replay import advantage_gap, read_steps
 from harnessrl.train.update import Sums, Updater
 
 
@@ -174,7 +173,7 @@ class Roller:
                     self.config, self.folder, self.server.address, self.engine.max_context, self.start, import_path()
                 )
                 stack.callback(self.services.close)
-            self.record = RunFolder(self.config.folder, self.start, settings_of(self.config))
+            self.record = RunFolder(self.config.folder, self.start, asdict(self.config))
             stack.callback(self.record.close)
             self.stack = stack.pop_all()
         return self
@@ -266,90 +265,3 @@ def policy_folder(config: Config, display: Display | None = None) -> Path:
         (lambda done, total, loss: display.status(f"warm start {done}/{total}  loss {loss:.3f}")) if display else None
     )
     return Path(resolve(source)(config.seed, Path(config.runs) / "cache", report=report))
-
-
-def check(config: Config) -> None:
-    """Refuse what would fail later: names that do not resolve, folders that are absent, another run's folder, a port in use.
-
-    Raises:
-        ConfigError: by the key's path.
-    """
-    import socket
-
-    names = {
-        "task.inputs": config.task.inputs,
-        "task.harness": config.task.harness,
-        "policy.source": config.policy.source,
-    }
-    for key, name in names.items():
-        if name is None:
-            continue
-        if key == "policy.source" and ":" not in name:
-            missing = [f for f in ("config.json", "tokenizer.json") if not (Path(name) / f).is_file()]
-            if missing:
-                raise ConfigError(
-                    f"{key}: {name} has no {missing[0]}; expected a transformers folder or MODULE:FUNCTION"
-                )
-            continue
-        try:
-            resolve(name)
-        except ValueError as error:
-            raise ConfigError(f"{key}: {error}") from error
-    if config.replay:
-        check_file(Path(config.replay))
-    if config.service.port:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((config.service.host, config.service.port))
-            except OSError as error:
-                raise ConfigError(
-                    f"service.port: {config.service.host}:{config.service.port}: {error.strerror}"
-                ) from error
-    _check_same(config)
-
-
-def _check_same(config: Config) -> None:
-    """A run folder belongs to one configuration; only how long and how often it is saved may change."""
-    path = config.folder / "manifest.json"
-    if not path.exists():
-        return
-    old, new = (
-        flatten(value)
-        for value in (json.loads(path.read_text())["config"], json.loads(json.dumps(settings_of(config))))
-    )
-    free = {"steps", "checkpoint_every", "threads", "stall_seconds", "runs"}
-    changed = [
-        key
-        for key in sorted(old.keys() | new.keys())
-        if key not in free and not key.startswith("service.") and old.get(key) != new.get(key)
-    ]
-    if changed:
-        key = changed[0]
-        raise ConfigError(
-            f"{key}: {config.folder} was started with {old.get(key)!r}, now it is {new.get(key)!r}; "
-            "take another run=NAME, or remove the folder"
-        )
-
-
-def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted keys."""
-    if not isinstance(value, dict):
-        return {prefix[:-1]: value}
-    return {k: v for name, item in value.items() for k, v in flatten(item, f"{prefix}{name}.").items()}
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a run folder alone.
-
-    Raises:
-        ConfigError: another process holds it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"run: {folder} is in use by another process") from error
-        yield

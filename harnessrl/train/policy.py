@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,21 +17,6 @@ from harnessrl.attention import Documents, Layout, use_layouts
 
 HEAD_ELEMENTS = 2**23
 """Logits held at once by the head, tokens x vocabulary (32 MiB of float32)."""
-
-
-def resolve(name: str) -> Callable[..., Any]:
-    """The function behind `MODULE:FUNCTION`.
-
-    Raises:
-        ValueError: no such module or function, by name.
-    """
-    module, colon, function = name.partition(":")
-    if not colon:
-        raise ValueError(f"{name!r}: expected MODULE:FUNCTION")
-    try:
-        return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{name!r}: {error}") from error
 
 
 def load_model(folder: Path, device: str = "cpu") -> PreTrainedModel:

@@ -1,0 +1,116 @@
+"""What is checked before anything starts, without torch: names, folders, files, ports, and whose run folder it is."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from harnessrl.config import Config
+from harnessrl.errors import ConfigError
+from harnessrl.trace import Trace
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """The function behind `MODULE:FUNCTION`.
+
+    Raises:
+        ValueError: no such module or function, by name.
+    """
+    module, colon, function = name.partition(":")
+    if not colon:
+        raise ValueError(f"{name!r}: expected MODULE:FUNCTION")
+    try:
+        return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{name!r}: {error}") from error
+
+
+def check(config: Config) -> None:
+    """Refuse what would fail later: names that do not resolve, folders that are absent, another run's folder, a port in use.
+
+    Raises:
+        ConfigError: by the key's path.
+    """
+    names = {
+        "task.inputs": config.task.inputs,
+        "task.harness": config.task.harness,
+        "policy.source": config.policy.source,
+    }
+    for key, name in names.items():
+        if name is None:
+            continue
+        if key == "policy.source" and ":" not in name:
+            missing = [f for f in ("config.json", "tokenizer.json") if not (Path(name) / f).is_file()]
+            if missing:
+                raise ConfigError(
+                    f"{key}: {name} has no {missing[0]}; expected a transformers folder or MODULE:FUNCTION"
+                )
+            continue
+        try:
+            resolve(name)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from error
+    if config.replay and next(iter(Trace(config.replay)), None) is None:
+        raise ConfigError(f"replay: {config.replay} holds no rollout")
+    if config.service.port:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((config.service.host, config.service.port))
+            except OSError as error:
+                raise ConfigError(
+                    f"service.port: {config.service.host}:{config.service.port}: {error.strerror}"
+                ) from error
+    _check_same(config)
+
+
+def _check_same(config: Config) -> None:
+    """A run folder belongs to one configuration; only how long and how often it is saved may change."""
+    path = config.folder / "manifest.json"
+    if not path.exists():
+        return
+    old, new = (
+        flatten(value) for value in (json.loads(path.read_text())["config"], json.loads(json.dumps(asdict(config))))
+    )
+    free = {"steps", "checkpoint_every", "threads", "stall_seconds", "runs"}
+    changed = [
+        key
+        for key in sorted(old.keys() | new.keys())
+        if key not in free and not key.startswith("service.") and old.get(key) != new.get(key)
+    ]
+    if changed:
+        key = changed[0]
+        raise ConfigError(
+            f"{key}: {config.folder} was started with {old.get(key)!r}, now it is {new.get(key)!r}; "
+            "take another run=NAME, or remove the folder"
+        )
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys."""
+    if not isinstance(value, dict):
+        return {prefix[:-1]: value}
+    return {k: v for name, item in value.items() for k, v in flatten(item, f"{prefix}{name}.").items()}
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a run folder alone.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"run: {folder} is in use by another process") from error
+        yield

@@ -1,0 +1,292 @@
+"""Rollouts through real workers: harnesses as processes and as functions, and every way for them to end."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from harnessrl.service.controller import verdict
+from harnessrl.service.shapes import environment
+from tests.service import harnesses
+from tests.service.making import Client, service, worker_child
+
+MODULE = "tests.service.harnesses"
+
+
+def over(tmp_path, test, workers=1, capacity=8, **settings):
+    """Run an async test against a service with worker processes."""
+
+    async def main():
+        async with service(tmp_path, **settings) as client:
+            started = [worker_child(client.controller, capacity) for _ in range(workers)]
+            children = [await asyncio.to_thread(context.__enter__) for context in started]
+            try:
+                assert all(child.ready["worker"] for child in children)
+                await test(client, *children)
+            finally:
+                for context in started:
+                    await asyncio.to_thread(context.__exit__, None, None, None)
+
+    asyncio.run(main())
+
+
+async def until(client: Client, path: str, condition):
+    """GET until the answer fulfils a condition."""
+    async with asyncio.timeout(20):
+        while not condition(answer := await client.get(path)):
+            pass
+    return answer
+
+
+def local(name, **env_map):
+    return {"config": {"local": {"agent_class": f"{MODULE}:{name}", "env_map": env_map}}}
+
+
+def command(script, timeout=60, **env_map):
+    return {"config": {"timeout_seconds": timeout, "local": {"command": [sys.executable, "-c", script], "env_map": env_map}}}
+
+
+def stat(pid):
+    """State letter and parent of a process; None where there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return fields[0], int(fields[1])
+
+
+def alive(pid):
+    found = stat(pid)
+    return found is not None and found[0] != "Z"
+
+
+def test_functions_and_processes_are_run_to_their_reward(tmp_path, tokenizer, engine):
+    script = harnesses.SCRIPT + (
+        "body = {'messages': [{'role': 'user', 'content': os.environ['QUESTION']}]}\n"
+        "assert os.environ['OPENAI_BASE_URL'] == os.environ['AGL_OPENAI_BASE_URL']\n"
+        "assert os.environ['OPENAI_API_KEY'] == os.environ['ANTHROPIC_API_KEY'] == os.environ['AGL_KEY']\n"
+        "assert os.environ['ANTHROPIC_BASE_URL'].endswith('/attempt/0/mode/val/anthropic')\n"
+        "post(os.environ['OPENAI_BASE_URL'] + '/chat/completions', body)\n"
+        "print('said it'); event('reward', value=2)\n"
+    )
+
+    async def test(client, _):
+        question = {"input": {"items": ["the door"]}}
+        await client.create("f", **question, **local("solve", QUESTION="input.items.0"))
+        await client.create("p", **question, is_train=False, **command(script, QUESTION="input.items.0"))
+        items = {item["rollout_id"]: item for item in await client.traces(2)}
+        assert [(items[name]["state"], items[name]["reward"]) for name in "fp"] == [("succeeded", 1.0), ("succeeded", 2)]
+        assert [len(items[name]["calls"]) for name in "fp"] == [2, 1]
+        assert items["f"]["calls"][0]["prompt_ids"] == items["p"]["calls"][0]["prompt_ids"]
+        assert (tmp_path / "harness" / "p-0.log").read_text() == "said it\n"
+        assert {request.sampling.temperature for request in engine.requests} == {1.0, 0.7}
+
+    over(tmp_path, test, engine=engine.address, tokenizer=tokenizer)
+
+
+def test_every_way_to_end(tmp_path):
+    ways = {
+        "raise": local("fail"),
+        "exit0": local("leave", CODE="0"),
+        "exit3": local("leave", CODE="3"),
+        "cancelled": local("give_up"),
+        "sync": local("not_async"),
+        "nowhere": {"config": {"local": {"agent_class": "no.such:thing"}}},
+        "code": command("print('last words'); raise SystemExit(4)"),
+        "missing": {"config": {"local": {"command": ["/no/such/program"]}}},
+        "timeout": {"config": {"timeout_seconds": 0.2, "local": {"agent_class": "asyncio:sleep"}}},
+        "late": {"config": {"timeout_seconds": 0.2, "local": {"agent_class": f"{MODULE}:wait"}}},
+    }
+
+    async def test(client, _):
+        for name, fields in ways.items():
+            await client.create(name, **fields)
+        items = {item["rollout_id"]: item for item in await client.traces(len(ways))}
+        endings = {name: (item["state"], item["failure"]) for name, item in items.items()}
+        assert endings == {
+            "raise": ("failed", "exit_code"),
+            "exit0": ("succeeded", "no_reward"),
+            "exit3": ("failed", "exit_code"),
+            "cancelled": ("failed", "exit_code"),
+            "sync": ("failed", "exit_code"),
+            "nowhere": ("failed", "exit_code"),
+            "code": ("failed", "exit_code"),
+            "missing": ("failed", "exit_code"),
+            "timeout": ("failed", "exit_code"),  # asyncio.sleep refuses a mapping
+            "late": ("failed", "timeout"),
+        }
+        said = {name: item["error_message"] for name, item in items.items()}
+        assert "RuntimeError: the harness broke" in said["raise"]
+        assert said["code"] == "exit code 4\nlast words"
+        assert "/no/such/program cannot be started" in said["missing"]
+        assert "must be an async function" in said["sync"] and "No module named 'no'" in said["nowhere"]
+        assert said["late"] == "timeout after 0.2 s"
+        assert "the harness broke" in (tmp_path / "harness" / "raise-0.log").read_text()
+
+    over(tmp_path, test)
+
+
+def test_a_timeout_ends_the_whole_process_group(tmp_path):
+    async def test(client, _):
+        await client.create("a", **command(harnesses.WAIT_WITH_CHILD, timeout=1.5))
+        (item,) = await client.traces(1)
+        assert (item["state"], item["failure"]) == ("failed", "timeout")
+        (started,) = await client.get("/api/rollouts/a/events")
+        assert not any(alive(pid) for pid in started["data"]["pids"])  # the grandchild ignores SIGTERM
+
+    over(tmp_path, test)
+
+
+@pytest.mark.parametrize("how", ["kill -9", "end of stdin"])
+def test_rollouts_of_a_lost_worker_run_again_elsewhere(tmp_path, how):
+    async def test(client, first, second):
+        await client.create("p", **command(harnesses.WAIT_WITH_CHILD))
+        await client.create("f", **local("wait"))
+        pids = []
+        for name in "pf":
+            (started,) = await until(client, f"/api/rollouts/{name}/events", len)
+            pids += started["data"].get("pids", [])
+        # each worker has one rollout: lose whichever has the process
+        parent = stat(pids[0])[1]
+        lost = first if first.process.pid == parent else second
+        await asyncio.to_thread(lost.kill if how == "kill -9" else lost.end)
+        (item,) = await client.traces(1)
+        assert (item["rollout_id"], item["attempt"], item["reward"]) == ("p", "1", 0.5)
+        assert (await client.get("/api/rollouts/p"))["attempts"] == ["0", "1"]
+        events = await client.get("/api/rollouts/p/events")
+        assert [event["event_type"] for event in events] == ["started", "reward"]  # of attempt 1 alone
+        async with asyncio.timeout(10):
+            while any(alive(pid) for pid in pids):  # what the lost worker had started is gone too
+                await asyncio.sleep(0)
+
+    over(tmp_path, test, workers=2, heartbeat_seconds=0.25)
+
+
+def test_a_rollout_lost_in_all_attempts_is_lost(tmp_path):
+    async def test(client, *workers):
+        await client.create("a", **local("wait"))
+        await until(client, "/api/rollouts/a/events", len)
+        for worker in workers:
+            await asyncio.to_thread(worker.kill)
+        (item,) = await client.traces(1)
+        assert (item["state"], item["failure"], item["attempt"]) == ("failed", "lost", "0")
+        assert item["error_message"] == "lost in all of 1 attempts; last: its worker fell silent"
+
+    over(tmp_path, test, heartbeat_seconds=0.25, attempts=1)
+
+
+def test_a_stopped_worker_that_comes_back_starts_over_and_its_late_result_is_ignored(tmp_path):
+    """SIGSTOP makes a worker silent without killing it: its old attempt must not mix with the new one."""
+
+    async def test(client, first, second):
+        await client.create("a", **local("wait"))
+        await until(client, "/api/rollouts/a/events", len)
+        for worker in (first, second):
+            worker.process.send_signal(signal.SIGSTOP)
+        await until(client, "/api/rollouts/a", lambda body: body["rollout"]["status"]["state"] == "queuing")
+        for worker in (first, second):
+            worker.process.send_signal(signal.SIGCONT)
+        (item,) = await client.traces(1)
+        assert (item["attempt"], item["reward"], item["state"]) == ("1", 0.5, "succeeded")
+        await client.create("b", **local("leave", CODE="0"))  # both serve again
+        await client.create("c", **local("leave", CODE="0"))
+        assert len(await client.traces(3)) == 3
+
+    over(tmp_path, test, workers=2, heartbeat_seconds=0.25)
+
+
+def test_a_busy_worker_is_not_a_lost_one(tmp_path):
+    async def test(client, _):
+        await client.create("a", **local("block"))
+        (item,) = await client.traces(1)
+        assert (item["attempt"], item["reward"]) == ("0", 1.0)
+
+    over(tmp_path, test, heartbeat_seconds=0.2)
+
+
+def test_capacity_bounds_what_runs_at_once(tmp_path):
+    async def test(client, _):
+        await client.create("a", "b", "c", **local("wait"))
+        await until(client, "/api/rollouts/b/events", len)
+        states = [(await client.get(f"/api/rollouts/{name}"))["rollout"]["status"]["state"] for name in "abc"]
+        assert states == ["running", "running", "queuing"]
+        await client.send("PATCH", "/api/rollouts/a", {"status": {"state": "failed"}})
+        await until(client, "/api/rollouts/c/events", len)  # the room is used at once
+
+    over(tmp_path, test, capacity=2)
+
+
+@pytest.mark.parametrize("how", ["PATCH", "DELETE"])
+def test_ending_or_deleting_a_rollout_stops_its_harness(tmp_path, how):
+    async def test(client, _):
+        await client.create("a", **command(harnesses.WAIT_WITH_CHILD))
+        (started,) = await until(client, "/api/rollouts/a/events", len)
+        await client.send(how, "/api/rollouts/a", {"status": {"state": "failed"}})
+        async with asyncio.timeout(10):
+            while any(alive(pid) for pid in started["data"]["pids"]):
+                await asyncio.sleep(0)
+
+    over(tmp_path, test)
+
+
+def test_refusals_become_the_failure_and_engine_trouble_becomes_a_retry(tmp_path, tokenizer, engine):
+    async def test(client, _):
+        engine.answer = lambda request: ([5] * 4, [-0.5] * 4, "length")
+        await client.create("bound", **local("chat_only"))
+        (item,) = await client.traces(1)
+        assert (item["state"], item["failure"], len(item["calls"])) == ("failed", "call_bound", 3)
+        await client.create("overflow", input={"q": "the key " * 40}, **local("solve", QUESTION="input.q"))
+        item = (await client.traces(2))[1]
+        assert (item["failure"], item["calls"], item["attempt"]) == ("context_overflow", [], "0")
+        engine.answer = lambda request: ([], [], "error")
+        await client.create("engine", **local("solve"))
+        item = (await client.traces(3))[2]
+        assert (item["failure"], item["attempt"]) == ("lost", "1")
+
+    over(tmp_path, test, engine=engine.address, tokenizer=tokenizer, max_calls=3, max_context=60)
+
+
+@pytest.mark.parametrize(
+    ("failure", "scored", "errors", "expected"),
+    [
+        ("exit_code", False, [], "exit_code"),
+        ("timeout", False, [{}], "timeout"),
+        ("exit_code", False, [{"http_status": 400, "code": "context_length_exceeded"}, {}], "context_overflow"),
+        ("exit_code", True, [{"http_status": 400, "code": "context_length_exceeded"}], "exit_code"),
+        ("timeout", False, [{}, {"http_status": 400, "code": "call_limit_exceeded"}], "call_bound"),
+        ("exit_code", False, [{}, {"http_status": 503, "code": None}], "lost"),
+        ("exit_code", False, [{"http_status": 503, "code": None}, {}], "exit_code"),
+        ("lost", False, [], "lost"),
+    ],
+)
+def test_the_verdict(failure, scored, errors, expected):
+    assert verdict(failure, scored, errors) == expected
+
+
+def test_env_maps_look_into_the_input():
+    task = {"question": "é?", "items": [{"n": 1}, "two"], "flag": None}
+    paths = {
+        "A": "input.question",
+        "B": "input.items.0",
+        "C": "input.items.1",
+        "D": "literal.text",
+        "E": "inputs",
+        "F": "input.flag",
+        "G": "input",
+    }
+    assert environment(task, paths) == {
+        "A": "é?",
+        "B": '{"n":1}',
+        "C": "two",
+        "D": "literal.text",
+        "E": "inputs",
+        "F": "null",
+        "G": '{"question":"é?","items":[{"n":1},"two"],"flag":null}',
+    }
+    for path in ("input.items.2", "input.question.x", "input.items.-1", "input."):
+        with pytest.raises(ValueError, match=f"X: the input has no {path}"):
+            environment(task, {"X": path})
+    with pytest.raises(ValueError, match="'A=B'"):
+        environment(task, {"A=B": "x"})

@@ -1,0 +1,36 @@
+"""An ablation in real processes: its grid, its resume, its report."""
+
+import csv
+import json
+
+import pytest
+
+from harnessrl.metrics import read_jsonl
+from tests.system.running import harnessrl
+from tests.system.toy import write_config
+
+
+def test_an_ablation_runs_its_grid_resumes_and_reports(tmp_path):
+    config = write_config(tmp_path)
+    file = tmp_path / "small.yaml"
+    settings = {"first": {"loss.normalizer": "token_mean"}, "second": {"advantage.unit": "sample"}}
+    file.write_text(json.dumps({"base": config.name, "settings": settings}))
+    done = harnessrl("ablate", file, "seeds=2", "jobs=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "runs" / "ablations" / "small"
+    rows = list(csv.DictReader((folder / "summary.csv").read_text().splitlines()))
+    assert [(row["setting"], row["seed"], row["steps"]) for row in rows] == [
+        ("first", "0", "2"), ("first", "1", "2"), ("second", "0", "2"), ("second", "1", "2")
+    ]  # fmt: skip
+    for row in rows:
+        lines = read_jsonl(folder / row["setting"] / f"seed-{row['seed']}" / "metrics.jsonl")
+        assert float(row["final_reward"]) == pytest.approx(sum(line["reward/mean"] for line in lines) / 2, rel=1e-5)
+        manifest = json.loads((folder / row["setting"] / f"seed-{row['seed']}" / "manifest.json").read_text())
+        assert manifest["config"]["loss"]["normalizer"] == (
+            "token_mean" if row["setting"] == "first" else "rollout_mean"
+        )
+    assert (folder / "curves.png").stat().st_size > 20_000
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.jsonl")}
+    again = harnessrl("ablate", file, "seeds=2", "jobs=2")
+    assert again.returncode == 0 and "4 of 4 runs are finished already" in again.stdout
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.jsonl")} == before
