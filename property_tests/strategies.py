@@ -6,7 +6,7 @@ is drawn as ids, and text appears only where a harness would see it.
 - ``rollouts``: calls over five token ids, made by the moves of a harness (continue, resample, retry, rewind, edit,
   summarise, hand off) and arriving late now and then. Small alphabets make coincidences common.
 - ``conversations``: a harness with a tokenizer and a chat template, which decodes, keeps text, and encodes again.
-- ``batches``: rollouts of several groups with rewards, for what comes after merging.
+- ``scores`` and ``batches``: the rewards and the rollouts of a batch, for what comes after merging.
 
 A rollout is drawn as a list of independent steps and then played, so that a failure shrinks by dropping steps.
 """
@@ -230,24 +230,21 @@ def answers(*, drifting: bool = True) -> st.SearchStrategy[list[int]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
-    """Some groups of rollouts, as they come to the trainer."""
+class Scores:
+    """What a batch of rollouts earned: a reward and a group each; a NaN reward is unscored."""
 
-    rollouts: list[Rollout]
-    rewards: list[float]  # NaN is unscored
+    rewards: list[float]
     groups: list[int]
 
 
-def batches(*, most: int = 6, flawed: bool = True) -> st.SearchStrategy[Batch]:
-    """1 to ``most`` rollouts in up to three groups; unless ``flawed``, each has a trained token."""
+def scores() -> st.SearchStrategy[Scores]:
+    """1 to 8 rollouts in up to three groups."""
     reward = st.one_of(st.sampled_from([0.0, 1.0, 0.1, float("nan")]), st.floats(-1000, 1000, width=32))
-    member = st.tuples(rollouts(most=4, flawed=flawed), reward, st.integers(0, 2))
-    return st.lists(member, min_size=1, max_size=most).map(_batch)
+    pairs = st.lists(st.tuples(reward, st.integers(0, 2)), min_size=1, max_size=8)
+    return pairs.map(lambda members: Scores(rewards=[r for r, _ in members], groups=[g for _, g in members]))
 
 
-def _batch(members: list[tuple[Rollout, float, int]]) -> Batch:
-    named = [
-        replace(rollout, rollout_id=f"r{index}", group_id=f"g{group}", reward=reward)
-        for index, (rollout, reward, group) in enumerate(members)
-    ]
-    return Batch(rollouts=named, rewards=[reward for _, reward, _ in members], groups=[group for *_, group in members])
+def batches(*, flawed: bool = True) -> st.SearchStrategy[list[Rollout]]:
+    """Up to three short rollouts; unless ``flawed``, each has a trained token."""
+    members = st.lists(rollouts(most=3, flawed=flawed), min_size=1, max_size=3)
+    return members.map(lambda drawn: [replace(rollout, rollout_id=f"r{i}") for i, rollout in enumerate(drawn)])

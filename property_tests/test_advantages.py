@@ -6,17 +6,17 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harnessrl.adapter import assign_credit, merge_calls, rollout_advantages, token_weights
 from property_tests import reference
-from property_tests.strategies import batches
+from property_tests.strategies import batches, scores
 
 ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline")
 
 
-@given(batches(), st.sampled_from(ESTIMATORS), st.sampled_from([0.0, 1e-6, 0.5]))
+@given(scores(), st.sampled_from(ESTIMATORS), st.sampled_from([0.0, 1e-6, 0.5]))
 def test_advantages_equal_the_slow_reference(batch, estimator, eps):
     found = rollout_advantages(batch.rewards, batch.groups, estimator, eps=eps)
     slow = reference.advantages(batch.rewards, batch.groups, estimator, eps)
@@ -25,7 +25,7 @@ def test_advantages_equal_the_slow_reference(batch, estimator, eps):
     assert found == pytest.approx(slow, rel=1e-6, abs=1e-9)
 
 
-@given(batches(), st.sampled_from(ESTIMATORS))
+@given(scores(), st.sampled_from(ESTIMATORS))
 def test_unscored_rollouts_have_no_say(batch, estimator):
     found = rollout_advantages(batch.rewards, batch.groups, estimator)
     scored = [i for i, reward in enumerate(batch.rewards) if not math.isnan(reward)]
@@ -34,7 +34,7 @@ def test_unscored_rollouts_have_no_say(batch, estimator):
     assert not np.delete(found, scored).any()
 
 
-@given(batches(), st.sampled_from(ESTIMATORS[:3]))
+@given(scores(), st.sampled_from(ESTIMATORS[:3]))
 def test_equal_rewards_and_lonely_rollouts_teach_nothing(batch, estimator):
     found = rollout_advantages(batch.rewards, batch.groups, estimator)
     for group in set(batch.groups):
@@ -43,18 +43,16 @@ def test_equal_rewards_and_lonely_rollouts_teach_nothing(batch, estimator):
             assert not found[members].any()
 
 
-@given(batches(flawed=False), st.sampled_from(ESTIMATORS))
-def test_how_rollouts_split_into_samples_changes_no_advantage(batch, estimator):
-    counts = [len(merge_calls(rollout).samples) for rollout in batch.rollouts]
-    rollout = rollout_advantages(batch.rewards, batch.groups, estimator)
-    same = rollout_advantages(batch.rewards, batch.groups, estimator, samples_per_rollout=counts)
-    assert rollout.tolist() == same.tolist()
-    ones = [1] * len(counts)
-    neutral = rollout_advantages(batch.rewards, batch.groups, estimator, unit="sample", samples_per_rollout=ones)
-    assert rollout.tolist() == neutral.tolist()
+@given(scores(), st.sampled_from(ESTIMATORS), st.lists(st.integers(1, 5), min_size=8, max_size=8))
+def test_how_rollouts_split_into_samples_changes_no_advantage(batch, estimator, counts):
+    counts = counts[: len(batch.rewards)]
+    alone = rollout_advantages(batch.rewards, batch.groups, estimator).tolist()
+    assert rollout_advantages(batch.rewards, batch.groups, estimator, samples_per_rollout=counts).tolist() == alone
+    one = {"unit": "sample", "samples_per_rollout": [1] * len(counts)}
+    assert rollout_advantages(batch.rewards, batch.groups, estimator, **one).tolist() == alone
 
 
-@given(batches(), st.sampled_from(ESTIMATORS), st.lists(st.integers(1, 4), min_size=6, max_size=6))
+@given(scores(), st.sampled_from(ESTIMATORS), st.lists(st.integers(1, 4), min_size=8, max_size=8))
 def test_the_sample_unit_is_the_rollout_unit_on_repeated_rollouts(batch, estimator, counts):
     counts = counts[: len(batch.rewards)]
     found = rollout_advantages(batch.rewards, batch.groups, estimator, unit="sample", samples_per_rollout=counts)
@@ -64,17 +62,19 @@ def test_the_sample_unit_is_the_rollout_unit_on_repeated_rollouts(batch, estimat
     assert found[owners] == pytest.approx(repeated, rel=1e-6, abs=1e-9)
 
 
-@given(batches(flawed=False), st.sampled_from(ESTIMATORS))
-def test_the_two_units_agree(batch, estimator):
+@given(scores(), st.sampled_from(ESTIMATORS), batches(flawed=False))
+def test_the_two_units_agree(batch, estimator, rollouts):
     """Sum over trained tokens of weight x advantage = 0, in an update that holds whole groups."""
     advantages = rollout_advantages(batch.rewards, batch.groups, estimator, eps=1e-3)
-    merges = [merge_calls(rollout) for rollout in batch.rollouts]
-    scored = ~np.isnan(batch.rewards)
-    owner = [i for i, merged in enumerate(merges) for _ in merged.samples]
-    lengths = [int(s.loss_mask.sum()) * bool(scored[i]) for i, merged in enumerate(merges) for s in merged.samples]
-    assume(all(merged.samples for i, merged in enumerate(merges) if scored[i]))
-    weights = token_weights(lengths, owner, "rollout_mean")
-    total = sum(w * n * advantages[i] for w, n, i in zip(weights, lengths, owner, strict=True))
+    scored = [not math.isnan(reward) for reward in batch.rewards]
+    shapes = [[int(s.loss_mask.sum()) for s in merge_calls(rollout).samples] for rollout in rollouts]
+    owners, lengths = [], []
+    for i in range(len(scored)):
+        for length in shapes[i % len(shapes)]:
+            owners.append(i)
+            lengths.append(length * scored[i])  # unscored rollouts are passed with length 0
+    weights = token_weights(lengths, owners, "rollout_mean")
+    total = sum(w * n * advantages[i] for w, n, i in zip(weights, lengths, owners, strict=True))
     assert total == pytest.approx(0.0, abs=1e-9 * (1 + np.abs(advantages).max()))
 
 

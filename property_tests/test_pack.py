@@ -12,7 +12,7 @@ COLUMNS = ("token_ids", "loss_mask", "logprobs", "policy_version")
 
 
 def merged(batch):
-    return [sample for rollout in batch.rollouts for sample in merge_calls(rollout).samples]
+    return [sample for rollout in batch for sample in merge_calls(rollout).samples]
 
 
 @st.composite

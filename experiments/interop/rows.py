@@ -40,6 +40,8 @@ def padded_rows(
         weights, advantages float32 [S, A], 0.0 where not trained. loss = sum of weights * token_loss.
     """
     samples, weights, advantages = weighted_samples(rollouts, estimator, normalizer)
+    if not samples:
+        raise ValueError("no scored rollout has a trained token: there is no row")
     starts = [sample.spans[0].start for sample in samples]
     width = max(len(sample.token_ids) - start for sample, start in zip(samples, starts, strict=True))
     shapes = {"prompt": (len(samples), max(starts)), "response": (len(samples), width)}

@@ -30,13 +30,13 @@ Ask = Callable[[list[Message], str], Awaitable[str]]
 LookUp = Callable[[str, bool], Awaitable[str | None]]
 """(key, whether the turn before was an error) -> the value, None where there is none."""
 
-CALL = re.compile(r"\s*(get|say)[\s:]*([a-z]+)[\s.]*", re.IGNORECASE)
+CALL = re.compile(r"\s*(get|say)[\s:]*([a-e]{3})[\s.]*", re.IGNORECASE)
 BAD_CALL = "bad call"
 NO_KEY = "no key"
 ERRORS = {"main": 3, "helper": 1}
 """Errors an agent survives; one more ends its conversation."""
 TURNS = {"main": 10, "helper": 4}
-HANDOFF = 0.12
+HANDOFF = 0.1
 HANDOFF_AFTER_ERROR = 0.5
 HISTORY_LIMIT = 45
 """Characters of content; a longer history is summarised before the next turn."""

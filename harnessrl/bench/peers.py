@@ -24,7 +24,11 @@ Timed = Callable[[], Any]
 def _quiet() -> Iterator[None]:
     """Peers may greet, warn or configure logging on import."""
     level = logging.root.manager.disable
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         logging.disable(logging.CRITICAL)
         try:
@@ -90,7 +94,9 @@ def verl_grpo(rewards: np.ndarray, group_ids: np.ndarray, *, vectorized: bool) -
         return None
     scores, mask = torch.tensor(rewards, dtype=torch.float64)[:, None], torch.ones(len(rewards), 1)
     compute = (
-        core_algos.compute_grpo_vectorized_outcome_advantage if vectorized else core_algos.compute_grpo_outcome_advantage
+        core_algos.compute_grpo_vectorized_outcome_advantage
+        if vectorized
+        else core_algos.compute_grpo_outcome_advantage
     )
     return lambda: compute(scores, mask, group_ids)
 

@@ -93,7 +93,7 @@ def _tokens(
 ) -> tuple[str, int]:
     """One sample's tokens; what it shares with an earlier sample, up to its break, is folded into a line."""
     ids, parts, count = sample.token_ids.tolist(), [], 0
-    position = 0
+    position = differs = 0
     if broken is not None and drift is not None:
         position = min(broken.position, sample.spans[0].start)
         folded = max(0, position - EDGES[CONTEXT] // 4)
@@ -103,7 +103,8 @@ def _tokens(
         parts.append(_boxes(ids[folded:position], CONTEXT, tokenizer, ids[folded - 1] if folded else None))
         parts.append(f'<span class="pill cut">break · {drift.kind}</span>')
         count += position - folded
-    differs = len(words.windows(drift)[1].differs) if drift is not None else 0
+        known, found = words.windows(drift)
+        differs = len((known if drift.known_call == broken.call.call_id else found).differs)
     for element, start, stop, call_id in _runs(sample, position, differs):
         if call_id is not None:
             parts.append(_call_mark(*calls[call_id]))

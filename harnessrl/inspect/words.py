@@ -42,6 +42,9 @@ NORMALIZERS = {
 ANCHOR = 3
 """Equal tokens after which two windows count as agreeing again."""
 
+NEAR = 8
+"""Differing tokens, both sides together, up to which a single equal token at the end of one side is enough."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
@@ -74,7 +77,8 @@ def _agree_again(known: list[int], found: list[int]) -> tuple[int, int]:
         for i in range(min(total, len(known)) + 1):
             j = total - i
             anchor = known[i : i + ANCHOR]  # shorter only where the known side ends
-            if len(anchor) > 1 and anchor == found[j : j + len(anchor)]:
+            enough = len(anchor) > 1 or (len(anchor) == 1 and total <= NEAR)
+            if enough and anchor == found[j : j + len(anchor)]:
                 return i, j
     return len(known), len(found)
 

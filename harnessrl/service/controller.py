@@ -60,12 +60,7 @@ class Controller:
         self._dispatch_soon = False
         self._context = zmq.Context()
         self._socket = Socket(self._context, zmq.ROUTER, self._on_message)
-        try:
-            self._socket.raw.bind(config.controller)
-        except zmq.ZMQError as error:
-            self._socket.close()
-            raise ValueError(f"controller address {config.controller} cannot be used: {error}") from None
-        self.address: str = self._socket.raw.last_endpoint.decode()
+        self.address = self._socket.bind(config.controller)
         for rollout_id in store.interrupted():  # the last service ended under them, through no fault of theirs
             store.requeue(rollout_id, loss=False)
         store.on_created.append(self._schedule)

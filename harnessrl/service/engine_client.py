@@ -53,14 +53,18 @@ class EngineClient:
     """Sends prompts to a token engine and collects its replies."""
 
     def __init__(self, address: str) -> None:
-        """Connect to the engine that binds `address`; it may come up later."""
+        """Connect to the engine that binds `address`; it may come up later.
+
+        Raises:
+            ValueError: It is no address.
+        """
         self._context = zmq.Context()
         self._socket = Socket(self._context, zmq.DEALER, self._on_reply)
         self._pending: dict[bytes, tuple[Batch, int]] = {}
         self._connected = asyncio.Event()
         self._monitor = self._socket.raw.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._socket.connect(address)
         asyncio.get_running_loop().add_reader(self._monitor.getsockopt(zmq.FD), self._on_monitor)
-        self._socket.raw.connect(address)
         self._socket.send(wire.encode_hello())
         self._on_monitor()
 

@@ -9,7 +9,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -45,26 +45,21 @@ async def running(config: ServiceConfig) -> AsyncIterator[Running]:
     """Run a service inside the block.
 
     Raises:
-        ValueError: An address is taken, or the store or the tokenizer cannot be opened; says which.
+        ValueError: An address is taken or is none, or the store or the tokenizer cannot be opened; says which.
     """
     codec = TextCodec(config.tokenizer) if config.tokenizer else None
-    store = Store(config.store)
-    events, gate = Events(store), Gate(config.hold_seconds)
-    backend = _backend(config, codec, store, events, gate)
-    app = make_app(config, store, Api(config, store, events, gate), Gateway(store, events, backend))
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
-    controller: Controller | None = None
-    try:
+    async with AsyncExitStack() as stack:
+        store = stack.enter_context(closing(Store(config.store)))
+        events, gate = Events(store), Gate(config.hold_seconds)
+        backend = _backend(config, codec, store, events, gate)
+        stack.push_async_callback(backend.close)
+        app = make_app(config, store, Api(config, store, events, gate), Gateway(store, events, backend))
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
+        stack.push_async_callback(runner.cleanup)
         await runner.setup()
         url = await _listen(runner, config)
-        controller = Controller(config, store, events, url)
+        controller = stack.enter_context(closing(Controller(config, store, events, url)))
         yield Running(url=url, controller=controller.address)
-    finally:
-        if controller is not None:
-            controller.close()
-        await runner.cleanup()
-        await backend.close()
-        store.close()
 
 
 def _backend(config: ServiceConfig, codec: TextCodec | None, store: Store, events: Events, gate: Gate) -> Backend:

@@ -25,6 +25,31 @@ class Socket:
         self._drain_soon = False
         self._loop.add_reader(self.raw.getsockopt(zmq.FD), self.drain)
 
+    def connect(self, address: str) -> None:
+        """Connect to an address, which may be bound later.
+
+        Raises:
+            ValueError: It is no address.
+        """
+        try:
+            self.raw.connect(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ValueError(f"{address!r} cannot be connected to: {error}") from None
+
+    def bind(self, address: str) -> str:
+        """Listen at an address; returns it with its port filled in.
+
+        Raises:
+            ValueError: It is taken, or no address.
+        """
+        try:
+            self.raw.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ValueError(f"{address!r} cannot be listened at: {error}") from None
+        return self.raw.last_endpoint.decode()
+
     def send(self, frames: Sequence[bytes]) -> None:
         """Queue one message (queues are unbounded: what is in flight is bounded by the callers)."""
         self.raw.send_multipart(frames, _NOW)

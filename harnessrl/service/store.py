@@ -13,7 +13,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import IO, Any
 
 import orjson
 
@@ -68,18 +68,16 @@ class Store:
         self._waiters: list[asyncio.Future[None]] = []
         self._open = self._due = False
         self._timer: asyncio.TimerHandle | None = None
+        self._lock = _locked(path)
         try:
-            self._lock = open(path + ".lock", "w")  # noqa: SIM115 (held as long as the store is)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.db = sqlite3.connect(path, isolation_level=None, cached_statements=512)
             self.db.row_factory = sqlite3.Row
             self.db.execute("PRAGMA journal_mode=WAL")
             self.db.execute("PRAGMA synchronous=NORMAL")
             self.db.execute("PRAGMA wal_autocheckpoint=4000")
             self.db.executescript(_SCHEMA)
-        except BlockingIOError:
-            raise ValueError(f"store {path!r} is in use by another service") from None
-        except (OSError, sqlite3.Error) as error:
+        except sqlite3.Error as error:
+            self._lock.close()
             raise ValueError(f"store {path!r} cannot be opened: {error}") from None
 
     def close(self) -> None:
@@ -262,6 +260,20 @@ class Store:
     def clear_models(self) -> None:
         """Forget all models."""
         self.write("DELETE FROM models")
+
+
+def _locked(path: str) -> IO[str]:
+    """A file beside the store whose lock says that a service holds it; the lock ends with the process."""
+    try:
+        lock = open(path + ".lock", "w")  # noqa: SIM115 (held as long as the store is)
+    except OSError as error:
+        raise ValueError(f"store {path!r} cannot be opened: {error}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ValueError(f"store {path!r} is in use by another service") from None
+    return lock
 
 
 def as_rollout(row: sqlite3.Row) -> dict[str, Any]:

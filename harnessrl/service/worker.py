@@ -28,6 +28,11 @@ class Worker:
     """Runs whatever the controller sends until it is closed."""
 
     def __init__(self, config: WorkerConfig) -> None:
+        """Connect to the controller.
+
+        Raises:
+            ValueError: Its address is none.
+        """
         self.name = f"{os.uname().nodename}-{os.getpid()}-{os.urandom(4).hex()}"
         self.welcome = asyncio.Event()
         self._epoch = 0
@@ -37,10 +42,10 @@ class Worker:
         """Harnesses that did not stop when the worker closed."""
         self._config = config
         self._runs: dict[tuple[str, str], asyncio.Task[None]] = {}
-        self._guard = harness.Guard()
         self._context = zmq.Context()
         self._socket = Socket(self._context, zmq.DEALER, self._on_message)
-        self._socket.raw.connect(config.controller)
+        self._socket.connect(config.controller)
+        self._guard = harness.Guard()
         self._beats: threading.Thread | None = None
         self._closed = threading.Event()
         self._hello()
@@ -134,7 +139,10 @@ class Worker:
 
 async def _main(config: WorkerConfig) -> None:
     stop = child.stop_event()
-    worker = Worker(config)
+    try:
+        worker = Worker(config)
+    except ValueError as error:
+        child.refuse(str(error))
     welcomed = asyncio.ensure_future(worker.welcome.wait())
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait((welcomed, stopped), return_when=asyncio.FIRST_COMPLETED)

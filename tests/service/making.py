@@ -27,7 +27,9 @@ class Client:
     def __init__(self, url: str, session: aiohttp.ClientSession, controller: str = "") -> None:
         self.url, self.session, self.controller = url, session, controller
 
-    async def send(self, method: str, path: str, body: Any = None, key: str | None = KEY, **more: Any) -> tuple[int, Any]:
+    async def send(
+        self, method: str, path: str, body: Any = None, key: str | None = KEY, **more: Any
+    ) -> tuple[int, Any]:
         """One request; status and JSON body (None where there is none)."""
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()

@@ -273,7 +273,12 @@ def test_permission_without_a_rollout_is_for_the_master_key_alone():
         ("/api/rollouts", b'[{"input": 1, "rollout_id": "../x"}]', 422, "rollout_id"),
         ("/api/rollouts", b'[{"input": 1, "config": {"timeout_seconds": 0}}]', 422, "timeout_seconds"),
         ("/api/rollouts", b'[{"input": 1, "config": {"local": {"command": "ls"}}}]', 422, "command"),
-        ("/api/rollouts", b'[{"input": {}, "config": {"local": {"env_map": {"Q": "input.q"}}}}]', 422, "Q: the input has no"),
+        (
+            "/api/rollouts",
+            b'[{"input": {}, "config": {"local": {"env_map": {"Q": "input.q"}}}}]',
+            422,
+            "Q: the input has no",
+        ),
     ],
 )
 def test_bad_bodies_are_refused_in_the_form_of_the_api(tmp_path, tokenizer, engine, path, body, status, part):

@@ -45,7 +45,9 @@ def local(name, **env_map):
 
 
 def command(script, timeout=60, **env_map):
-    return {"config": {"timeout_seconds": timeout, "local": {"command": [sys.executable, "-c", script], "env_map": env_map}}}
+    return {
+        "config": {"timeout_seconds": timeout, "local": {"command": [sys.executable, "-c", script], "env_map": env_map}}
+    }
 
 
 def stat(pid):
@@ -77,7 +79,10 @@ def test_functions_and_processes_are_run_to_their_reward(tmp_path, tokenizer, en
         await client.create("f", **question, **local("solve", QUESTION="input.items.0"))
         await client.create("p", **question, is_train=False, **command(script, QUESTION="input.items.0"))
         items = {item["rollout_id"]: item for item in await client.traces(2)}
-        assert [(items[name]["state"], items[name]["reward"]) for name in "fp"] == [("succeeded", 1.0), ("succeeded", 2)]
+        assert [(items[name]["state"], items[name]["reward"]) for name in "fp"] == [
+            ("succeeded", 1.0),
+            ("succeeded", 2),
+        ]
         assert [len(items[name]["calls"]) for name in "fp"] == [2, 1]
         assert items["f"]["calls"][0]["prompt_ids"] == items["p"]["calls"][0]["prompt_ids"]
         assert (tmp_path / "harness" / "p-0.log").read_text() == "said it\n"

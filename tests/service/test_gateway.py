@@ -98,7 +98,13 @@ def test_train_mode_pins_all_sampling_and_val_mode_the_temperature(tmp_path, tok
 
 def test_what_masks_nothing_is_no_override(tmp_path, tokenizer, engine):
     async def test(client):
-        harmless = {"tool_choice": "auto", "response_format": {"type": "text"}, "min_tokens": 0, "top_k": -1, "logit_bias": {}}
+        harmless = {
+            "tool_choice": "auto",
+            "response_format": {"type": "text"},
+            "min_tokens": 0,
+            "top_k": -1,
+            "logit_bias": {},
+        }
         await client.chat("r0", temperature=1, frequency_penalty=0, **harmless)
         (event,) = await client.get("/api/rollouts/r0/events")
         assert event["data"]["overrides"] == {}
@@ -349,8 +355,18 @@ def test_completions_take_text_or_ids(tmp_path, tokenizer, engine):
         assert "".join(logprobs["tokens"]) == codec.decode(ids[-3:]) + "<|end|>"
         _, body = await client.send("POST", path, {"prompt": [5, 6, 7], "return_token_ids": True, "max_tokens": 2})
         choice = body["choices"][0]
-        assert (choice["prompt_token_ids"], choice["token_ids"], choice["finish_reason"]) == ([5, 6, 7], [5, 6], "length")
-        for bad in ({"prompt": [5, 10**6]}, {"prompt": []}, {"prompt": ["a", "b"]}, {"prompt": None}, {"prompt": [True]}):
+        assert (choice["prompt_token_ids"], choice["token_ids"], choice["finish_reason"]) == (
+            [5, 6, 7],
+            [5, 6],
+            "length",
+        )
+        for bad in (
+            {"prompt": [5, 10**6]},
+            {"prompt": []},
+            {"prompt": ["a", "b"]},
+            {"prompt": None},
+            {"prompt": [True]},
+        ):
             assert (await client.send("POST", path, bad))[0] == 422, bad
         assert [call["prompt_token_ids"] for call in await client.calls("r0")] == [ids, [5, 6, 7]]
 
@@ -394,7 +410,12 @@ def test_the_forms_that_real_harnesses_send(tmp_path, tokenizer, engine):
     )
 
     async def test(client):
-        body = {"messages": messages, "tools": [tool, {"type": "web_search"}], "store": False, "reasoning_effort": "low"}
+        body = {
+            "messages": messages,
+            "tools": [tool, {"type": "web_search"}],
+            "store": False,
+            "reasoning_effort": "low",
+        }
         status, answer = await client.send("POST", chat_path("r0") + "?beta=true", body)
         assert status == 200, answer
         assert engine.requests[-1].prompt_ids.tolist() == codec.encode(expected).tolist()

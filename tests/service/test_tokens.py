@@ -27,7 +27,12 @@ TEMPLATES = [
 ]
 MESSAGES = [
     {"role": "user", "content": "<b> & é 'q'", "name": None},
-    {"role": "assistant", "content": "so", "reasoning": "because", "tool_calls": [{"function": {"arguments": {"k": [1]}}}]},
+    {
+        "role": "assistant",
+        "content": "so",
+        "reasoning": "because",
+        "tool_calls": [{"function": {"arguments": {"k": [1]}}}],
+    },
 ]
 
 
@@ -145,5 +150,7 @@ def test_the_service_and_the_worker_run_without_torch():
         "assert not {'torch', 'transformers'} & set(sys.modules), 'heavy'"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-    broken = subprocess.run([sys.executable, "-c", "import sys; sys.modules['torch'] = sys;" + code], cwd=ROOT, capture_output=True)
+    broken = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.modules['torch'] = sys;" + code], cwd=ROOT, capture_output=True
+    )
     assert b"heavy" in broken.stderr  # the check can fail

@@ -1,0 +1,128 @@
+"""The store alone: shared transactions, failures, and counts."""
+
+import asyncio
+import contextlib
+import sqlite3
+
+import numpy as np
+import pytest
+
+from harnessrl.service.events import Events, Recorded, prompt_key
+from harnessrl.service.store import Store
+
+
+def committed(path, sql):
+    """What another process would see."""
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return db.execute(sql).fetchone()[0]
+
+
+def new(name):
+    config = {"timeout_seconds": 1, "local": None, "k8s": None}
+    return {"rollout_id": name, "input": 1, "is_train": True, "config": config, "metadata": {}}
+
+
+def recorded(prompt, occurrence, call_id):
+    ids = np.array(prompt, np.int32)
+    logprobs = np.zeros(1, np.float32)
+    return Recorded(
+        call_id=call_id,
+        arrived=1.0,
+        prompt_ids=ids,
+        response_ids=ids[:1],
+        logprobs=logprobs,
+        occurrence=occurrence,
+        policy_version=0,
+        finish_reason="stop",
+    )
+
+
+def over(tmp_path, test):
+    async def main():
+        path = str(tmp_path / "s.sqlite")
+        with contextlib.closing(Store(path)) as store:
+            await test(store, path)
+
+    asyncio.run(main())
+
+
+def test_the_writes_of_one_turn_share_a_commit_and_saved_waits_for_it(tmp_path):
+    async def test(store, path):
+        commits = []
+        store.db.set_trace_callback(lambda sql: commits.append(sql) if sql == "COMMIT" else None)
+
+        async def create(name):
+            store.create([new(name)])
+            assert committed(path, f"SELECT COUNT(*) FROM rollouts WHERE rollout_id = '{name}'") == 0
+            await store.saved()
+            assert committed(path, f"SELECT COUNT(*) FROM rollouts WHERE rollout_id = '{name}'") == 1
+
+        await asyncio.gather(*(create(f"r{n}") for n in range(10)))
+        assert len(commits) == 1
+        await store.saved()  # nothing to wait for
+
+    over(tmp_path, test)
+
+
+def test_a_lazy_write_is_committed_with_the_next_one_or_soon(tmp_path):
+    async def test(store, path):
+        events = Events(store)
+        events.deliver(1)
+        assert committed(path, "SELECT COUNT(*) FROM deliveries") == 0
+        store.create([new("a")])
+        await store.saved()
+        assert committed(path, "SELECT COUNT(*) FROM deliveries") == 1
+        events.deliver(2)
+        async with asyncio.timeout(5):
+            while committed(path, "SELECT COUNT(*) FROM deliveries") == 1:
+                await asyncio.sleep(0)
+
+    over(tmp_path, test)
+
+
+def test_a_commit_that_fails_is_told_to_everyone_who_waits(tmp_path):
+    async def test(store, path):
+        store.db.execute("CREATE TABLE child (of INTEGER REFERENCES rollouts (seq) DEFERRABLE INITIALLY DEFERRED)")
+        store.db.execute("PRAGMA foreign_keys=ON")
+
+        async def create(name, broken):
+            store.create([new(name)])
+            if broken:
+                store.write("INSERT INTO child VALUES (999)")  # found out at the commit
+            await store.saved()
+
+        ends = await asyncio.gather(create("a", False), create("b", True), return_exceptions=True)
+        assert all(isinstance(end, sqlite3.IntegrityError) for end in ends)
+        assert store.get("a") is None and store.get("b") is None
+        await create("c", False)
+        assert committed(path, "SELECT COUNT(*) FROM rollouts") == 1
+
+    over(tmp_path, test)
+
+
+def test_calls_and_occurrences_are_counted_by_attempt(tmp_path):
+    async def test(store, path):
+        events = Events(store)
+        store.create([new("a"), new("b")])
+        one, two = (store.find(name)["seq"] for name in "ab")
+        events.add_call(one, "0", recorded([1, 2], 0, "x"))
+        events.add_call(one, "0", recorded([1, 2], 3, "y"))
+        events.add_call(one, "0", recorded([3], 0, "z"))
+        events.add_call(one, "1", recorded([1, 2], 0, "x"))
+        events.append(one, "0", "reward", {"value": 1}, None)
+        key = prompt_key(np.array([1, 2], np.int32))
+        assert events.counts(one, "0", key) == (3, 4)
+        assert events.counts(one, "1", key) == (1, 1)
+        assert events.counts(two, "0", key) == (0, 0)
+        assert events.counts(one, "0", key + 1) == (3, 0)
+        assert [call.call_id for call in events.calls(one, "0")] == ["x", "y", "z"]
+
+    over(tmp_path, test)
+
+
+def test_opening_the_store_of_another_is_refused(tmp_path):
+    async def test(store, path):
+        with pytest.raises(ValueError, match="in use by another service"):
+            Store(path)
+
+    over(tmp_path, test)

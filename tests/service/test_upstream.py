@@ -1,0 +1,190 @@
+"""In front of an OpenAI-compatible server: a toy one that answers as vLLM does, over real HTTP."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from tests.service.making import chat_path, service
+
+
+def vllm_choice(index, chat):
+    logprobs = {"content": [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.5}]}
+    if not chat:
+        logprobs = {"token_logprobs": [-0.5, -1.5]}
+    text = {"message": {"role": "assistant", "content": "ab", "tool_calls": []}} if chat else {"text": "ab"}
+    more = {} if chat else {"prompt_token_ids": [1, 2, 3]}
+    return {"index": index, **text, **more, "token_ids": [7, 8 + index], "logprobs": logprobs, "finish_reason": "stop"}
+
+
+class Upstream:
+    """Remembers bodies; `status` and `change` make it misbehave."""
+
+    def __init__(self):
+        self.bodies, self.status, self.change = [], 200, lambda answer: answer
+
+    async def handle(self, request):
+        body = await request.json()
+        self.bodies.append(body)
+        chat = request.path.endswith("chat/completions")
+        answer = {"id": "x", "object": "o", "created": 1, "model": body["model"], "usage": {"prompt_tokens": 3}}
+        answer["choices"] = [vllm_choice(index, chat) for index in range(body.get("n") or 1)]
+        if chat:
+            answer["prompt_token_ids"] = [1, 2, 3]
+        return web.json_response(self.change(answer), status=self.status)
+
+    @asynccontextmanager
+    async def serving(self):
+        app = web.Application()
+        app.router.add_post("/v1/{path:.+}", self.handle)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        await runner.cleanup()
+
+
+def over(tmp_path, test, **settings):
+    """Run an async test against a service in front of a toy upstream."""
+
+    async def main():
+        upstream = Upstream()
+        async with upstream.serving() as url, service(tmp_path, upstream=url, model="real", **settings) as client:
+            await client.create("r0", "r1")
+            await test(client, upstream, url)
+
+    asyncio.run(main())
+
+
+def test_a_chat_call_is_pinned_forwarded_and_recorded(tmp_path):
+    async def test(client, upstream, url):
+        await client.send("POST", "/api/models", [{"model": "real", "endpoint": url, "version": 6}])
+        asked = {"temperature": 0, "top_p": 0.1, "stream": True, "max_tokens": 9999, "min_tokens": 3, "seed": 1}
+        asked["tool_choice"] = "required"
+        async with client.session.post(
+            client.url + chat_path("r0"),
+            json={"model": "gpt", "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}], **asked},
+            headers={"x-api-key": "master-key"},
+        ) as response:
+            assert response.content_type == "text/event-stream" and "[DONE]" in await response.text()
+        (body,) = upstream.bodies
+        assert body == {
+            "model": "real",
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}],
+            "seed": 1,
+            "max_tokens": 1024,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": -1,
+            "logprobs": True,
+            "top_logprobs": 0,
+            "return_token_ids": True,
+        }
+        (call,) = await client.calls("r0")
+        assert (call["prompt_token_ids"], call["response_token_ids"]) == ([1, 2, 3], [7, 8])
+        assert (call["response_log_probs"], call["policy_version"], call["delivered"]) == ([-0.5, -1.5], 6, True)
+        assert call["constrained"] is False and call["server"] == {"model": "real", "version": 6}
+
+    over(tmp_path, test)
+
+
+def test_val_mode_lets_masks_stand_and_marks_the_call(tmp_path):
+    async def test(client, upstream, url):
+        await client.chat("r0", mode="val", min_tokens=3, presence_penalty=1)
+        assert upstream.bodies[0]["min_tokens"] == 3 and upstream.bodies[0]["presence_penalty"] == 1
+        assert upstream.bodies[0]["temperature"] == 0.7
+        (event,) = await client.get("/api/rollouts/r0/events")
+        assert event["data"]["constrained"] is True and event["data"]["overrides"] == {}
+
+    over(tmp_path, test)
+
+
+def test_completions_and_several_choices(tmp_path):
+    async def test(client, upstream, url):
+        path = chat_path("r0").replace("chat/completions", "completions")
+        status, body = await client.send("POST", path, {"prompt": "x", "n": 2})
+        assert status == 200 and upstream.bodies[0]["logprobs"] == 0
+        assert [set(choice) for choice in body["choices"]] == [{"index", "text", "finish_reason"}] * 2
+        calls = await client.calls("r0")
+        assert [call["response_token_ids"] for call in calls] == [[7, 8], [7, 9]]
+        assert [call["prompt_token_ids"] for call in calls] == [[1, 2, 3]] * 2
+        assert len({call["call_id"] for call in calls}) == 2
+
+    over(tmp_path, test)
+
+
+def test_missing_ids_or_logprobs_are_recorded_as_missing(tmp_path):
+    async def test(client, upstream, url):
+        upstream.change = lambda answer: {name: value for name, value in answer.items() if name != "prompt_token_ids"}
+        await client.chat("r0")
+
+        def one_short(answer):
+            answer["choices"][0]["logprobs"]["content"].pop()
+            return answer
+
+        upstream.change = one_short
+        await client.chat("r0")
+        without_ids, without_logprobs = await client.calls("r0")
+        assert without_ids["prompt_token_ids"] == [] and without_ids["response_token_ids"] == [7, 8]
+        assert without_logprobs["prompt_token_ids"] == [1, 2, 3] and without_logprobs["response_log_probs"] is None
+
+    over(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "expected", "code"),
+    [
+        (500, {"error": {"message": "boom"}}, 503, None),
+        (429, {"error": {"message": "slow down"}}, 503, None),
+        (
+            400,
+            {"error": {"message": "maximum context length is 8 tokens", "code": 400}},
+            400,
+            "context_length_exceeded",
+        ),
+        (400, {"error": {"message": "bad field"}}, 400, None),
+        (200, {"choices": []}, 503, None),
+        (200, {"choices": [{"finish_reason": "abort", "token_ids": [1]}]}, 503, None),
+        (200, ["no", "object"], 503, None),
+    ],
+)
+def test_refusals_and_nonsense_are_worded_and_never_recorded_as_calls(tmp_path, status, answer, expected, code):
+    async def test(client, upstream, url):
+        upstream.status, upstream.change = status, lambda _: answer
+        got, body = await client.chat("r0")
+        assert (got, body["error"]["code"]) == (expected, code)
+        assert ("Retry-After" in client.headers) == (expected == 503)
+        assert all(call["status"] == "error" for call in await client.calls("r0"))
+        assert (await client.get("/proxy/state"))["inflight"] == 0
+
+    over(tmp_path, test)
+
+
+def test_rollouts_stay_on_one_of_several_servers(tmp_path):
+    async def main():
+        one, two = Upstream(), Upstream()
+        async with one.serving() as first, two.serving() as second, service(tmp_path) as client:
+            await client.send("POST", "/api/models", [{"model": "m", "endpoint": url} for url in (first, second)])
+            names = [f"r{n}" for n in range(12)]
+            await client.create(*names)
+            for _ in range(2):
+                for name in names:
+                    assert (await client.chat(name, name))[0] == 200
+            said = [{body["messages"][0]["content"] for body in server.bodies} for server in (one, two)]
+            assert not said[0] & said[1] and said[0] | said[1] == set(names) and all(said)
+            models = await client.get(chat_path("r0").replace("chat/completions", "models"))
+            assert [item["id"] for item in models["data"]] == ["m"]
+
+    asyncio.run(main())
+
+
+def test_a_server_that_is_not_there_is_a_503(tmp_path):
+    async def main():
+        async with service(tmp_path, upstream="http://127.0.0.1:9/v1") as client:
+            await client.create("a")
+            status, body = await client.chat("a")
+            assert status == 503 and "cannot be reached" in body["error"]["message"]
+
+    asyncio.run(main())
