@@ -2,8 +2,8 @@
 
 The model is told once to use ours (``use_layouts(model)``); each forward then carries ``layout=...``:
 
-- ``Documents``: a flat pack of documents, each causal in itself. Exact, without padding and without a dense mask.
-- ``Masked``: a dense boolean mask, for prefix trees.
+- ``Documents``: a flat pack of documents, each causal in itself, or of prefix trees. Exact, and what is padding nobody sees.
+- ``Masked``: a dense boolean mask.
 - the engine's ``Slots`` (engine/torch_engine.py): cached keys and values.
 
 No mask of transformers is built and none of its caches is used, so nothing leaks between documents by a version's default.
@@ -77,20 +77,25 @@ class Bucket:
     """int64 [tokens]: flat cell of each real token, in the order of `tokens`."""
     tokens: Tensor
     """int64 [tokens]: pack position of each real token."""
+    mask: Tensor | None
+    """bool [docs, 1, longest, longest]: ancestors, for trees; None is causal, where padding is hidden already."""
 
 
 class Documents:
-    """A pack of documents, each attending causally to itself only.
+    """A pack of documents, each attending causally to itself only; or of trees, whose nodes attend to their ancestors.
 
-    Cost is the sum of squared lengths: documents are gathered into right-padded batches of like length, where causality
-    alone hides the padding from every real token, so no mask exists. Lengths in a batch differ by less than 1.25x.
+    Documents are gathered into right-padded batches of like length (within 1.25x), where causality alone hides the
+    padding from every real token: the cost is the sum of squared lengths, and no mask exists. Trees take a mask a tree.
 
     Args:
         cu_seqlens: [docs + 1] document starts, from 0 to the number of tokens.
         device: where the pack lies.
+        subtree_end: [tokens], one past the last descendant of each node, for trees (`pack_tree`); None for documents.
     """
 
-    def __init__(self, cu_seqlens: np.ndarray, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, cu_seqlens: np.ndarray, device: torch.device | str = "cpu", subtree_end: np.ndarray | None = None
+    ) -> None:
         starts, lengths = np.asarray(cu_seqlens[:-1], np.int64), np.diff(cu_seqlens).astype(np.int64)
         keep = lengths > 0
         starts, lengths = starts[keep], lengths[keep]
@@ -102,9 +107,14 @@ class Documents:
             column = np.arange(longest)
             gather = starts[docs, None] + np.minimum(column, lengths[docs, None] - 1)
             cells = np.flatnonzero((column < lengths[docs, None]).ravel())
-            self.buckets.append(
-                Bucket(*(torch.from_numpy(x).to(device) for x in (gather, cells, gather.ravel()[cells])))
-            )
+            mask = None
+            if subtree_end is not None:
+                end = subtree_end[gather] - starts[docs, None]
+                causal = column[:, None] >= column[None, :]
+                mask = (causal & (column[None, :, None] < end[:, None, :])) | np.eye(longest, dtype=bool)
+                mask = torch.from_numpy(mask[:, None]).to(device)
+            indices = (torch.from_numpy(x).to(device) for x in (gather, cells, gather.ravel()[cells]))
+            self.buckets.append(Bucket(*indices, mask))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float | None) -> Tensor:
         q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # [T, H, D]
@@ -114,13 +124,13 @@ class Documents:
                 x.index_select(0, bucket.gather.flatten()).view(*bucket.gather.shape, *x.shape[1:]).transpose(1, 2)
                 for x in (q, k, v)
             )
-            flat = sdpa(*batch, scaling, causal=True).transpose(1, 2).flatten(0, 1)
+            flat = sdpa(*batch, scaling, bucket.mask, causal=bucket.mask is None).transpose(1, 2).flatten(0, 1)
             out = out.index_copy(0, bucket.tokens, flat.index_select(0, bucket.cells))
         return out.transpose(0, 1).unsqueeze(0)
 
 
 class Masked:
-    """A dense mask: token t attends to token u where mask[t, u] (a prefix tree's ancestors)."""
+    """A dense mask: token t attends to token u where mask[t, u]. For tests and for models small enough."""
 
     def __init__(self, mask: Tensor) -> None:
         self.mask = mask

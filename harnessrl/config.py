@@ -110,6 +110,8 @@ class Update:
     """Rollouts an optimizer update holds; null is all of the step. Groups are never split."""
     epochs: int = 1
     """Passes over a step's rollouts."""
+    tree: bool = False
+    """Samples of a rollout share their common context in the forward and backward pass: same numbers, fewer tokens."""
     max_tokens: int = 8192
     """Tokens of a pack (one forward and backward)."""
     lr: float = 1e-6

@@ -24,7 +24,8 @@ COMMON = {"deadline": None, "phases": PHASES, "suppress_health_check": SLOW}
 settings.register_profile("dev", max_examples=50, **COMMON)
 settings.register_profile("ci", max_examples=100, derandomize=True, database=None, **COMMON)
 settings.register_profile("deep", max_examples=5000, **COMMON)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
+settings.load_profile(PROFILE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,9 +41,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("template") and "tokenizer" not in wanted:
         raise pytest.UsageError("--template needs --tokenizer")
     if wanted:
-        here = [item for item in items if "property_tests" in item.nodeid]
-        chosen = [item for item in here if wanted & set(getattr(item, "fixturenames", ()))]
-        items[:] = chosen
+        items[:] = [item for item in items if wanted & set(getattr(item, "fixturenames", ()))]
+    if PROFILE == "deep":
+        for item in items:
+            item.add_marker(pytest.mark.timeout(0))
 
 
 @pytest.fixture(scope="session")

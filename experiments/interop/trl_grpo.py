@@ -32,6 +32,10 @@ class HarnessGRPOTrainer(GRPOTrainer):
 
     def __init__(self, *args: Any, collect: Callable[[], Sequence[Rollout]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if self.args.gradient_accumulation_steps != 1 or self.accelerator.num_processes != 1:
+            raise ValueError(
+                "one batch an update here; elsewhere split padded_rows's rows, their weights stay as they are"
+            )
         self.collect = collect
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, torch.Tensor]:
@@ -57,8 +61,8 @@ def make_trainer(folder: str, collect: Callable[[], Sequence[Rollout]], **settin
     model = LlamaForCausalLM(LlamaConfig(vocab_size=97, **sizes))
     words = Tokenizer(models.WordLevel({"<pad>": 0, "x": 1}, unk_token="x"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<pad>")
-    fixed = {"loss_type": "dapo", "beta": 0.0, "per_device_train_batch_size": 2, "num_generations": 2, "report_to": []}
-    config = GRPOConfig(folder, max_steps=1, use_cpu=True, **fixed, **settings)
+    fixed = {"loss_type": "dapo", "beta": 0.0, "bf16": False, "per_device_train_batch_size": 2, "num_generations": 2}
+    config = GRPOConfig(folder, max_steps=1, use_cpu=True, report_to=[], **fixed, **settings)
     data, reward = Dataset.from_dict({"prompt": ["x", "x"]}), lambda completions, **_: [0.0] * len(completions)
     return HarnessGRPOTrainer(model, reward, config, data, processing_class=tokenizer, collect=collect)
 
@@ -67,7 +71,7 @@ def main() -> None:
     calls = [Call(call_id="a", prompt_ids=[1, 2], response_ids=[3, 4], logprobs=[-4.0, -5.0])]
     rollouts = [Rollout(rollout_id=f"r{i}", group_id="g", calls=calls, reward=float(i)) for i in range(2)]
     with tempfile.TemporaryDirectory() as folder:
-        print(make_trainer(folder, lambda: rollouts).train())
+        print(make_trainer(folder, lambda: rollouts, save_strategy="no").train())
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ class Recipe:
     layers: int = 2
     heads: int = 4
     phases: tuple[tuple[int, Noise], ...] = (
-        (360, Noise(loose=LOOSE)),
-        (160, Noise(wrong_key=0.3, malformed=0.1, wrong_answer=0.3, loose=LOOSE)),
+        (400, Noise(loose=LOOSE)),
+        (140, Noise(wrong_key=0.25, malformed=0.1, wrong_answer=0.15, loose=LOOSE)),
     )
     """(steps, noise of the demonstrations) in order."""
     batch: int = 32

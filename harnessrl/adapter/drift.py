@@ -14,7 +14,8 @@ KINDS = ("retokenized", "template", "rewritten", "summarized", "branched", "unre
 WINDOW = 16
 _LOOK_BACK = 8
 _LOOK_AHEAD = 64
-_MARKUP = re.compile(r"\s*(?:<[^<>\s]{1,48}>|\[/?[A-Z_]{2,24}\])\s*")
+_MARKUP = re.compile(r"(?:\s*(?:<[^<>\s]{1,48}>|\[/?[A-Z_]{2,24}\])\s*)+")
+_MARK = "\0"
 
 Decode = Callable[[list[int]], str]
 
@@ -52,8 +53,8 @@ def explain_break(broken: Break, decode: Decode | None = None) -> Drift:
     - ``branched``: nothing differs (one holds the other whole: a second sample of a prompt, or a context that another
       call had extended already), or the two calls continue one context with different observations.
     - ``retokenized``: the texts agree across the first differing tokens.
-    - ``template``: they agree once markup (``<|im_end|>``, ``</think>``, ``[INST]``) is taken out together with the
-      whitespace around it, and whitespace at the end of the earlier context.
+    - ``template``: they agree but for markup (``<|im_end|>``, ``</think>``, ``[INST]``) and whitespace next to it or at
+      the end of the earlier context.
     - ``unrelated``: no sampled token is shared, and another agent spoke or most of both prompts differs.
     - ``summarized``: an older prompt with the same head was longer than the new one.
     - ``rewritten``: none of these, so the history's text was edited.
@@ -122,11 +123,15 @@ def _same_text(known: Int32, found: Int32, at: int, decode: Decode) -> bool:
 
 
 def _same_but_markup(known: Int32, found: Int32, at: int, decode: Decode) -> bool:
-    """Whether the texts around ``at`` agree without markup; the end of the known window may be cut inside markup."""
+    """Whether the texts around ``at`` agree once each run of markup, with the whitespace around it, is one mark."""
     start, stop = max(0, at - _LOOK_BACK), at + _LOOK_AHEAD
-    left = _MARKUP.sub("", decode(known[start:stop].tolist())).rstrip()
-    right = _MARKUP.sub("", decode(found[start : stop + _LOOK_AHEAD].tolist()))
-    return right.startswith(left if stop >= len(known) else left[: -len("<|longest_usual_markup|>")])
+    left = _MARKUP.sub(_MARK, decode(known[start:stop].tolist()))
+    right = _MARKUP.sub(_MARK, decode(found[start : stop + _LOOK_AHEAD].tolist()))
+    if stop < len(known):  # there is more, and the window may end inside markup
+        return right.startswith(left[: -len("<|longest_usual_markup|>")])
+    left = left.rstrip().removesuffix(_MARK).rstrip()
+    rest = right[len(left) :]
+    return right.startswith(left) and (not rest or rest.startswith(_MARK) or rest[0].isspace())
 
 
 def _holds(found: Int32, response: Int32, decode: Decode | None) -> bool:

@@ -134,34 +134,48 @@ def pack(
     picked = [samples[index] for index in chosen]
     length_N = np.array([len(sample.token_ids) for sample in picked], dtype=np.int64)
     start_N = np.concatenate([[0], np.cumsum(length_N)])
-    position_T = np.arange(start_N[-1]) - np.repeat(start_N[:-1], length_N)
     ids_T = joined([sample.token_ids for sample in picked], np.int32)
     mask_T = joined([sample.loss_mask for sample in picked], np.bool_)
+    position_T = np.arange(len(ids_T), dtype=np.int32) - np.repeat(start_N[:-1].astype(np.int32), length_N)
     labels_T = np.full(len(ids_T), IGNORE, dtype=np.int64)
-    scored = np.flatnonzero(mask_T & (position_T > 0))
+    trained = np.flatnonzero(mask_T)
+    scored = trained[position_T[trained] > 0]
     labels_T[scored - 1] = ids_T[scored]
-    call_T = np.full(len(ids_T), -1, dtype=np.int32)
-    call_ids: list[str] = []
-    for start, sample in zip(start_N, picked, strict=False):
-        for span in sample.spans:
-            call_T[start + span.start : start + span.stop] = len(call_ids)
-            call_ids.append(span.call_id)
     return Packed(
         token_ids=ids_T,
-        position_ids=position_T.astype(np.int32),
+        position_ids=position_T,
         cu_seqlens=start_N.astype(np.int32),
         labels=labels_T,
         loss_mask=mask_T,
         logprobs=joined([sample.logprobs for sample in picked], np.float32),
         policy_version=joined([sample.policy_version for sample in picked], np.int32),
-        weights=np.where(mask_T, joined(columns(samples, chosen, weights, "weights"), np.float64), 0.0),
-        advantages=np.where(mask_T, joined(columns(samples, chosen, advantages, "advantages"), np.float64), 0.0),
-        sample_index=np.repeat(chosen, length_N).astype(np.int32),
-        call_index=call_T,
+        sample_index=np.repeat(chosen.astype(np.int32), length_N),
+        weights=_on_trained(picked, start_N, values_of(samples, chosen, weights, "weights")),
+        advantages=_on_trained(picked, start_N, values_of(samples, chosen, advantages, "advantages")),
+        call_index=_call_index(picked, start_N),
         order=chosen,
         rollout_ids=tuple(sample.rollout_id for sample in picked),
-        call_ids=tuple(call_ids),
+        call_ids=tuple(span.call_id for sample in picked for span in sample.spans),
     )
+
+
+def _on_trained(picked: Sequence[Sample], start_N: Int64, values: Sequence[Float64]) -> Float64:
+    """Each sample's values on its trained tokens, 0.0 on context."""
+    out_T = np.zeros(start_N[-1])
+    for sample, start, value in zip(picked, start_N.tolist(), values, strict=False):
+        np.copyto(out_T[start : start + len(sample.token_ids)], value, where=sample.loss_mask)
+    return out_T
+
+
+def _call_index(picked: Sequence[Sample], start_N: Int64) -> Int32:
+    """The number of the span that each token lies in, spans counted along the row; -1 between them."""
+    out_T = np.full(start_N[-1], -1, dtype=np.int32)
+    call = 0
+    for sample, start in zip(picked, start_N.tolist(), strict=False):
+        for span in sample.spans:
+            out_T[start + span.start : start + span.stop] = call
+            call += 1
+    return out_T
 
 
 def unpack(packed: Packed, column: str | NDArray[Any]) -> list[NDArray[Any]]:
@@ -226,19 +240,19 @@ def joined(pieces: Sequence[NDArray[Any]], dtype: DTypeLike) -> NDArray[Any]:
     return np.concatenate([np.empty(0, dtype=dtype), *pieces], dtype=dtype)
 
 
-def columns(samples: Sequence[Sample], chosen: Int64, values: Scalars | None, name: str) -> list[Float64]:
-    """One float64 [L] a chosen sample from a number or an array a sample; NaN where there is no column."""
+def values_of(samples: Sequence[Sample], chosen: Int64, values: Scalars | None, name: str) -> list[Float64]:
+    """Of each chosen sample float64, a number or [L], as it was given; NaN where nothing was."""
     if values is None:
-        return [np.full(len(samples[index].token_ids), np.nan) for index in chosen]
+        return [np.array(np.nan)] * len(chosen)
     if len(values) != len(samples):  # type: ignore[arg-type]
         raise ValueError(f"{name} has length {len(values)}, there are {len(samples)} samples")  # type: ignore[arg-type]
     out = []
-    for index in chosen:
+    for index in chosen.tolist():
         length, value = len(samples[index].token_ids), np.asarray(values[index], dtype=np.float64)  # type: ignore[index]
         if value.shape not in ((), (length,)):
             raise ValueError(
                 f"rollout {samples[index].rollout_id!r}, sample {index}: {name} has shape {value.shape}, "
                 f"token_ids has length {length}"
             )
-        out.append(np.broadcast_to(value, (length,)))
+        out.append(value)
     return out

@@ -173,14 +173,14 @@ def _plan_update(samples: Int64, length_S: Int64, ranks: int, max_tokens: int, c
     bin_S = first_fit_decreasing(length_S, max_tokens)
     packs = -(-(int(bin_S.max()) + 1) // ranks)
     cost_K = _pack_costs(bin_S, length_S, packs * ranks, cost)
-    if _step_time(cost_K, ranks) * ranks > (1 + TOLERANCE) * cost_K.sum():
-        for load_S in (_loads(length_S, cost), length_S.astype(np.float64)):
-            slot_S = spread(length_S, load_S, max_tokens, packs, ranks)
-            if slot_S is None:
-                continue
-            slot_K = _pack_costs(slot_S, length_S, packs * ranks, cost)
-            if _step_time(slot_K, ranks) < _step_time(cost_K, ranks):
-                bin_S, cost_K = slot_S, slot_K
+    for by_cost in (True, False):  # by tokens is coarser, but fits where balancing costs leaves a slot overfull
+        if _step_time(cost_K, ranks) * ranks <= (1 + TOLERANCE) * cost_K.sum():
+            break
+        load_S = _loads(length_S, cost) if by_cost else length_S.astype(np.float64)
+        slot_S = spread(length_S, load_S, max_tokens, packs, ranks)
+        slot_K = cost_K if slot_S is None else _pack_costs(slot_S, length_S, packs * ranks, cost)
+        if slot_S is not None and _step_time(slot_K, ranks) < _step_time(cost_K, ranks):
+            bin_S, cost_K = slot_S, slot_K
     by_bin = np.argsort(bin_S, kind="stable")
     members = np.split(samples[by_bin], np.searchsorted(bin_S[by_bin], np.arange(1, packs * ranks)))
     rows = np.argsort(-cost_K, kind="stable").reshape(packs, ranks)

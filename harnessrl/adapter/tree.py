@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from harnessrl.adapter.packer import Float64, Int64, Origin, Scalars, checked_order, columns, joined
+from harnessrl.adapter.packer import Float64, Int64, Origin, Scalars, checked_order, joined, values_of
 from harnessrl.adapter.trie import Trie, build_trie, subtree_end
 from harnessrl.adapter.types import Bool, Float32, Int32, Sample
 
@@ -139,15 +139,16 @@ def pack_tree(
         for place, path in zip(members, tree.nodes, strict=True):
             nodes[place] = path
     given = {
-        "weights": columns(samples, chosen, weights, "weights"),
-        "advantages": columns(samples, chosen, advantages, "advantages"),
+        "weights": values_of(samples, chosen, weights, "weights"),
+        "advantages": values_of(samples, chosen, advantages, "advantages"),
     }
     parent_T = joined([tree.parent for tree in trees], np.int32)
+    depth_T = joined([tree.depth for tree in trees], np.int32)
     return PackedTree(
         token_ids=joined([tree.token_ids for tree in trees], np.int32),
         parent=parent_T,
-        position_ids=joined([tree.depth for tree in trees], np.int32),
-        subtree_end=subtree_end(parent_T),
+        position_ids=depth_T,
+        subtree_end=subtree_end(parent_T, depth_T),
         order=chosen,
         nodes=tuple(nodes),
         rollout_ids=tuple(sample.rollout_id for sample in picked),
@@ -178,7 +179,7 @@ def _node_columns(
         for name in ("logprobs", "policy_version"):
             out[name][own] = getattr(sample, name)[sample.loss_mask]
         for name, values in given.items():
-            out[name][own] = values[place][sample.loss_mask]
+            out[name][own] = values[place][sample.loss_mask] if values[place].ndim else values[place]
         for span in sample.spans:
             out["call_index"][nodes[place][span.start : span.stop]] = call
             call += 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,10 +76,24 @@ def _common_prefix(left: Int32, right: Int32) -> int:
     return int(np.argmax(differs)) if differs.any() else shorter
 
 
-def subtree_end(parent_T: Int32) -> Int32:
-    """One past the last descendant, children handing theirs to parents from the last node back."""
-    end = list(range(1, len(parent_T) + 1))
-    for node, parent in zip(range(len(end) - 1, -1, -1), parent_T[::-1].tolist(), strict=True):
-        if parent >= 0 and end[node] > end[parent]:
-            end[parent] = end[node]
-    return np.array(end, dtype=np.int32)
+def subtree_end(parent_T: Int32, depth_T: Int32) -> Int32:
+    """One past the last descendant of each node: the next node that is no deeper.
+
+    Nodes come in runs, each the child of the one before; from the last run back, a stack holds the heads of later runs
+    that no nearer head hides. Every head is pushed and popped once.
+    """
+    node_T = np.arange(len(parent_T), dtype=np.int32)
+    head = np.flatnonzero((parent_T != node_T - 1) | (node_T == 0)).tolist()
+    end_T = np.empty(len(parent_T), dtype=np.int32)
+    later = [(-1, len(parent_T))]  # (depth, node) of later heads, nearest last
+    for start, last in reversed(list(pairwise([*head, len(parent_T)]))):
+        depth = int(depth_T[start])
+        while last > start:
+            limit, node = later[-1]
+            first = max(start, start + limit - depth)  # from here on the run is at least as deep as that head
+            end_T[first:last] = node
+            last = min(last, first)
+            if limit >= depth:
+                later.pop()
+        later.append((depth, start))
+    return end_T

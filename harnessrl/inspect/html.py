@@ -212,7 +212,7 @@ def _legend(tokenizer: TokenText | None) -> str:
     items = [
         f'<span class="tokens"><b>{sample[0]}</b></span>trained: sampled by the policy',
         f'<span class="tokens"><i>{sample[1]}</i></span>context: given, not trained',
-        f'<span class="tokens"><u>{sample[2]}</u></span>break: differs from what was there before',
+        f'<span class="tokens"><u>{sample[2]}</u></span>break: the first tokens that differ from what was there before',
         '<span class="call">call 2</span>the call, in order of arrival, that sampled what follows',
         *(["⏎ a line break"] if tokenizer else []),
     ]

@@ -7,7 +7,7 @@ whole update before it is split into packs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,16 @@ import numpy as np
 from harnessrl.adapter import (
     Merge,
     Packed,
+    PackedTree,
     Rollout,
     Sample,
     merge_calls,
     pack,
+    pack_tree,
     plan_updates,
     rollout_advantages,
     token_weights,
+    tree_items,
 )
 from harnessrl.config import Config
 
@@ -98,7 +101,7 @@ def make_batch(finished: Sequence[Finished], config: Config) -> Batch:
 
 def make_updates(
     batch: Batch, config: Config, seed: int, world_size: int = 1
-) -> tuple[list[list[list[Packed]]], float]:
+) -> tuple[list[list[list[Packed | PackedTree]]], float]:
     """The packs of each optimizer update, [updates][ranks][packs], with weights from the update's global counts.
 
     Unscored rollouts are never trained. With `update.rollouts_per_update` groups stay whole.
@@ -114,29 +117,58 @@ def make_updates(
     samples = [batch.samples[s] for s in chosen]
     trained = np.array([int(sample.loss_mask.sum()) for sample in samples])
     groups = np.unique([item.rollout.group_id for item in batch.finished], return_inverse=True)[1]
+    items = _items(samples, config.update.tree)
+    first = np.array([members[0] for members in items.members])
     plan = plan_updates(
-        np.array([len(sample.token_ids) for sample in samples]),
-        owner,
+        items.lengths,
+        owner[first],
         rollouts_per_update=config.update.rollouts_per_update or len(batch.finished),
         world_size=world_size,
         max_tokens=config.update.max_tokens,
-        group_index=groups[owner],
+        group_index=groups[owner[first]],
         oversize="alone",
         seed=seed,
     )
     advantages = batch.advantages[owner]
     updates = []
     for update in plan.updates:
-        inside = update.samples
+        inside = np.concatenate([items.members[item] for item in update.samples])
         weights = np.zeros(len(samples))
         weights[inside] = token_weights(trained[inside], owner[inside], config.loss.normalizer, scale=config.loss.scale)
         packs = [
-            [pack(samples, order, weights=weights, advantages=advantages) for order in rank] for rank in update.ranks
+            [
+                items.pack(samples, order, weights=weights, advantages=advantages)
+                for order in map(items.samples_of, rank)
+            ]
+            for rank in update.ranks
         ]
         updates.append(packs)
     total = sum(update.total_cost for update in plan.updates)
     slowest = sum(update.step_time for update in plan.updates)
     return updates, total / (world_size * slowest) if slowest else 1.0
+
+
+@dataclass(frozen=True)
+class Items:
+    """What the plan distributes: single samples, or whole rollouts as trees."""
+
+    lengths: np.ndarray
+    """int64 [I], tokens to compute."""
+    members: Sequence[np.ndarray]
+    """[I], the samples of each item."""
+    pack: Callable[..., Packed | PackedTree]
+    """How samples become a pack."""
+
+    def samples_of(self, items: np.ndarray) -> np.ndarray:
+        """The samples of a pack's items."""
+        return np.concatenate([np.empty(0, np.int64), *(self.members[item] for item in items)])
+
+
+def _items(samples: Sequence[Sample], tree: bool) -> Items:
+    if tree:
+        return Items(*tree_items(samples), pack_tree)
+    lengths = np.array([len(sample.token_ids) for sample in samples])
+    return Items(lengths, [np.array([index]) for index in range(len(samples))], pack)
 
 
 def batch_metrics(batch: Batch, kinds: Counter[str]) -> dict[str, float]:

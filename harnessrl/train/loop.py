@@ -28,7 +28,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from harnessrl.adapter import Packed, explain_break
+from harnessrl.adapter import Packed, PackedTree, explain_break
 from harnessrl.config import Config
 from harnessrl.display import Display
 from harnessrl.engine.torch_engine import TorchEngine
@@ -118,7 +118,7 @@ class Trainer:
             self.position = checkpoint.load(found, self.policy, self.optimizer)
             display.note(f"resumed at step {self.position.step}")
 
-    def update(self, packs: list[list[list[Packed]]] | None) -> Sums:
+    def update(self, packs: list[list[list[Packed | PackedTree]]] | None) -> Sums:
         """Train on a step's packs, [rank][update][pack] on rank 0, and move on by one step and version."""
         sums = self.updater.step(self.here.deal(packs), self.position.version)
         self.position = checkpoint.Position(step=self.position.step + 1, version=self.position.version + 1)
@@ -141,7 +141,7 @@ class Rolled:
     items: list[dict[str, Any]]
     """Trace lines as the service returned them."""
     batch: Batch
-    packs: list[list[list[Packed]]]
+    packs: list[list[list[Packed | PackedTree]]]
     """[rank][update][pack]"""
     balance: float
     """Mean over updates of (mean cost of the ranks / cost of the slowest)."""

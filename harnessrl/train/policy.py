@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from harnessrl.adapter import Packed
+from harnessrl.adapter import Packed, PackedTree
 from harnessrl.attention import Documents, Layout, use_layouts
 
 HEAD_ELEMENTS = 2**23
@@ -82,7 +82,12 @@ def _head(
 
 
 def score(
-    policy: Policy, packed: Packed, temperature: float, device: str = "cpu", *, entropy_gradient: bool = False
+    policy: Policy,
+    packed: Packed | PackedTree,
+    temperature: float,
+    device: str = "cpu",
+    *,
+    entropy_gradient: bool = False,
 ) -> Scored:
     """Logprob and entropy of every trained token of a pack, each behind its own prompt.
 
@@ -105,5 +110,13 @@ def score(
         else (packed.token_ids, packed.position_ids, packed.source, packed.token_ids[packed.scored])
     )
     tokens, positions, source, labels = (torch.from_numpy(np.asarray(x, np.int64)).to(device) for x in columns)
-    layout = Documents(np.array([0, 1]) if empty else packed.cu_seqlens, device)
-    return policy(tokens[None], positions[None], layout, source, labels, temperature, entropy_gradient)  # type: ignore[no-any-return]
+    return policy(tokens[None], positions[None], _layout(packed, device), source, labels, temperature, entropy_gradient)  # type: ignore[no-any-return]
+
+
+def _layout(packed: Packed | PackedTree, device: str) -> Layout:
+    if len(packed.token_ids) == 0:
+        return Documents(np.array([0, 1]), device)
+    if isinstance(packed, PackedTree):
+        roots = np.flatnonzero(packed.parent < 0)
+        return Documents(np.append(roots, len(packed.token_ids)), device, packed.subtree_end)
+    return Documents(packed.cu_seqlens, device)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harnessrl.adapter import Packed
+from harnessrl.adapter import Packed, PackedTree
 from harnessrl.config import Config
 from harnessrl.train.objective import importance_weights, kl_values, policy_loss, weighted_sum
 from harnessrl.train.parallel import World, whole
@@ -93,7 +93,7 @@ class Updater:
         self.policy, self.optimizer, self.reference = policy, optimizer, reference
         self.config, self.here = config, here or World()
 
-    def step(self, updates: Sequence[Sequence[Packed]], version: int) -> Sums:
+    def step(self, updates: Sequence[Sequence[Packed | PackedTree]], version: int) -> Sums:
         """Run every update, `epochs` times over, and return what happened on all ranks.
 
         The ratio's denominator is the trainer's own logprob before the first update. With a single update that is this
@@ -117,12 +117,14 @@ class Updater:
         return score(policy, packed, temperature, self.here.device, entropy_gradient=bonus)
 
     @torch.no_grad()
-    def _logprobs(self, packed: Packed, version: int, sums: Sums) -> Tensor:
+    def _logprobs(self, packed: Packed | PackedTree, version: int, sums: Sums) -> Tensor:
         logprobs = self._score(self.policy, packed).logprobs
         _note_gap(packed, logprobs, version, sums)
         return logprobs
 
-    def _update(self, packs: Sequence[Packed], old: Sequence[Tensor] | None, version: int, sums: Sums) -> None:
+    def _update(
+        self, packs: Sequence[Packed | PackedTree], old: Sequence[Tensor] | None, version: int, sums: Sums
+    ) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         balance = 0.0
         for index, packed in enumerate(packs):
@@ -142,7 +144,9 @@ class Updater:
         sums.norms.append(float(norm))
         sums.balances.append(balance)
 
-    def _loss(self, packed: Packed, scored: Scored, old: Tensor | None, sums: Sums) -> tuple[Tensor, float]:
+    def _loss(
+        self, packed: Packed | PackedTree, scored: Scored, old: Tensor | None, sums: Sums
+    ) -> tuple[Tensor, float]:
         """The pack's part of the update's loss, and its part of the sum of weight x advantage."""
         settings, at, device = self.config.loss, packed.scored, self.here.device
         advantages, weights = (torch.from_numpy(x[at]).to(device) for x in (packed.advantages, packed.weights))
@@ -182,7 +186,7 @@ class Updater:
         return loss, float((weights * advantages).sum())
 
 
-def _note_gap(packed: Packed, logprobs: Tensor, version: int, sums: Sums) -> None:
+def _note_gap(packed: Packed | PackedTree, logprobs: Tensor, version: int, sums: Sums) -> None:
     """Compare the trainer's logprobs with the engine's, on tokens that the present version sampled."""
     at = packed.scored
     gap = np.abs(packed.logprobs[at] - logprobs.detach().cpu().numpy())[packed.policy_version[at] == version]

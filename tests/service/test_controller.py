@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import zmq.asyncio
 
 from harnessrl.service.controller import verdict
 from harnessrl.service.shapes import environment
@@ -182,24 +183,67 @@ def test_a_rollout_lost_in_all_attempts_is_lost(tmp_path):
     over(tmp_path, test, heartbeat_seconds=0.25, attempts=1)
 
 
-def test_a_stopped_worker_that_comes_back_starts_over_and_its_late_result_is_ignored(tmp_path):
-    """SIGSTOP makes a worker silent without killing it: its old attempt must not mix with the new one."""
+def test_a_stopped_worker_that_comes_back_starts_over(tmp_path):
+    """SIGSTOP makes a worker silent without killing it: its old attempt must end before a new one begins."""
 
-    async def test(client, first, second):
-        await client.create("a", **local("wait"))
-        await until(client, "/api/rollouts/a/events", len)
-        for worker in (first, second):
-            worker.process.send_signal(signal.SIGSTOP)
-        await until(client, "/api/rollouts/a", lambda body: body["rollout"]["status"]["state"] == "queuing")
-        for worker in (first, second):
+    async def test(client, worker):
+        await client.create("a", **command(harnesses.WAIT_WITH_CHILD))
+        (started,) = await until(client, "/api/rollouts/a/events", len)
+        worker.process.send_signal(signal.SIGSTOP)
+        try:
+            await until(client, "/api/rollouts/a", lambda body: body["rollout"]["status"]["state"] == "queuing")
+        finally:
             worker.process.send_signal(signal.SIGCONT)
         (item,) = await client.traces(1)
         assert (item["attempt"], item["reward"], item["state"]) == ("1", 0.5, "succeeded")
-        await client.create("b", **local("leave", CODE="0"))  # both serve again
-        await client.create("c", **local("leave", CODE="0"))
-        assert len(await client.traces(3)) == 3
+        async with asyncio.timeout(10):
+            while any(alive(pid) for pid in started["data"]["pids"]):
+                await asyncio.sleep(0)
 
-    over(tmp_path, test, workers=2, heartbeat_seconds=0.25)
+    over(tmp_path, test, heartbeat_seconds=0.25)
+
+
+def test_what_a_given_up_attempt_reports_is_ignored(tmp_path):
+    """A worker played by hand: it drops attempt 0, takes attempt 1, and then reports both."""
+
+    async def main():
+        context = zmq.asyncio.Context()
+        socket = context.socket(zmq.DEALER)
+        async with service(tmp_path, heartbeat_seconds=60) as client:
+            socket.connect(client.controller)
+
+            async def say(op, **more):
+                await socket.send_json({"op": op, "worker": "w", **more})
+
+            async def hear(op):
+                message = await asyncio.wait_for(socket.recv_json(), 10)
+                assert message["op"] == op, message
+                return message
+
+            def ending(attempt, **more):
+                return {"rollout_id": "a", "attempt": attempt, "ok": True, "failure": None, "message": None, **more}
+
+            await say("hello", epoch=0, capacity=1)
+            assert (await hear("welcome"))["epoch"] == 0
+            await client.create("a", **local("wait", Q="literal"))
+            run = await hear("run")
+            assert (run["attempt"], run["timeout"], run["env"]["Q"]) == ("0", 1800.0, "literal")
+            assert run["log"] == str(tmp_path / "harness" / "a-0.log")
+            await say("bye")
+            await say("done", **ending("0"))  # after the bye: nobody's
+            await say("beat", epoch=0)
+            assert (await hear("who"))["epoch"] == 0
+            await say("hello", epoch=1, capacity=1)
+            await hear("welcome")
+            assert (await hear("run"))["attempt"] == "1"
+            await say("done", **ending("0"))  # late
+            await socket.send(b"noise")
+            await say("done", **ending("1", ok=False, failure="exit_code", message="no"))
+            (item,) = await client.traces(1)
+            assert (item["state"], item["attempt"], item["error_message"]) == ("failed", "1", "no")
+        context.destroy(linger=0)
+
+    asyncio.run(main())
 
 
 def test_a_busy_worker_is_not_a_lost_one(tmp_path):

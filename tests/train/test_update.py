@@ -105,6 +105,30 @@ def test_no_split_into_packs_changes_the_update(normalizer):
         assert (parameters - reference).norm() / (reference - before).norm() < 1e-4
 
 
+@pytest.mark.parametrize("max_tokens", [100, 10_000])
+def test_trees_compute_fewer_tokens_and_the_same_update(max_tokens):
+    settings = config(strategy="per_call")  # a sample a call: much to share
+    flat, reference, _ = run(settings)
+    tree, parameters, packs = run(config(strategy="per_call", tree=True, max_tokens=max_tokens))
+    before = torch.cat([p.flatten() for p in make_tiny_model(seed=0).parameters()])
+    assert (len(packs[0]) > 1) == (max_tokens == 100)
+    assert tree.totals["pack_tokens"] < 0.7 * flat.totals["pack_tokens"]
+    assert tree.totals["tokens"] == flat.totals["tokens"]
+    for key in ("loss/policy", "policy/grad_norm", "policy/entropy"):
+        assert tree.metrics()[key] == pytest.approx(flat.metrics()[key], rel=1e-5, abs=1e-6)
+    assert tree.engine_gap < 1e-4
+    assert (parameters - reference).norm() / (reference - before).norm() < 1e-4
+
+
+def test_merging_strategies_change_no_loss_but_seq_mean():
+    one, a, _ = run(config(strategy="per_call"))
+    two, b, _ = run(config(strategy="best_effort"))
+    before = torch.cat([p.flatten() for p in make_tiny_model(seed=0).parameters()])
+    assert one.totals["pack_tokens"] > two.totals["pack_tokens"]
+    assert (a - b).norm() / (b - before).norm() < 1e-4
+    assert one.metrics()["loss/policy"] == pytest.approx(two.metrics()["loss/policy"], abs=1e-6)
+
+
 def test_the_order_of_arrival_changes_nothing():
     finished = rollouts()
     _, a, _ = run(config(), finished)
