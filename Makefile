@@ -19,8 +19,8 @@ test: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("harnessrl needs Python 3.11 or newer, found " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[train,figs,dev]'
+	$(BIN)/pip install --disable-pip-version-check $(TORCH)
+	$(BIN)/pip install --disable-pip-version-check -e '.[train,figs,dev]'
 	touch $@
 
 clean:

@@ -11,7 +11,7 @@ No mask of transformers is built and none of its caches is used, so nothing leak
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
+
+from harnessrl import strips
 
 NAME = "harnessrl"
 
@@ -67,66 +69,108 @@ def sdpa(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scaling)
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """Documents of similar length, as a right-padded batch of indices into the pack."""
+class Cells:
+    """Where the tokens of a pack lie in batches of strips laid end to end: some in several cells, each at home in one.
 
-    gather: Tensor
-    """int64 [docs, longest]: pack position of each cell; padding repeats the document's last token."""
-    cells: Tensor
-    """int64 [tokens]: flat cell of each real token, in the order of `tokens`."""
-    tokens: Tensor
-    """int64 [tokens]: pack position of each real token."""
-    mask: Tensor | None
-    """bool [docs, 1, longest, longest]: ancestors, for trees; None is causal, where padding is hidden already."""
+    Args:
+        tokens: int64 [cells], the token in each.
+        home: bool [cells], once for every token.
+        copies: bool [cells], its other cells that anything sees.
+        device: where the pack lies.
+    """
+
+    def __init__(self, tokens: np.ndarray, home: np.ndarray, copies: np.ndarray, device: torch.device | str) -> None:
+        home = np.flatnonzero(home)
+        home, copies = home[np.argsort(tokens[home])], np.flatnonzero(copies)
+        self.tokens, self.home, self.copies = (torch.from_numpy(x).to(device) for x in (tokens, home, copies))
+
+    def fill(self, x: Tensor) -> Tensor:
+        """Tokens [T, ...] to cells [cells, ...]."""
+        return _Fill.apply(x, self)  # type: ignore[no-any-return,no-untyped-call]
+
+    def read(self, x: Tensor) -> Tensor:
+        """Cells to tokens, each from its home."""
+        return _Read.apply(x, self)  # type: ignore[no-any-return,no-untyped-call]
+
+
+class _Fill(torch.autograd.Function):
+    """Nothing sees padding, so its gradient is zero: the backward pass reads homes and adds copies, and no more."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cells: Cells) -> Tensor:
+        ctx.cells = cells
+        return x.index_select(0, cells.tokens)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        cells: Cells = ctx.cells
+        out = grad.index_select(0, cells.home)
+        if len(cells.copies):
+            out.index_add_(0, cells.tokens[cells.copies], grad.index_select(0, cells.copies))
+        return out, None
+
+
+class _Read(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cells: Cells) -> Tensor:
+        ctx.cells = cells
+        return x.index_select(0, cells.home)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        cells: Cells = ctx.cells
+        return grad.new_zeros(len(cells.tokens), *grad.shape[1:]).index_copy_(0, cells.home, grad), None
 
 
 class Documents:
-    """A pack of documents, each attending causally to itself only; or of trees, whose nodes attend to their ancestors.
+    """A pack of documents, each attending causally to itself only; or of prefix trees, whose nodes attend to ancestors.
 
-    Documents are gathered into right-padded batches of like length (within 1.25x), where causality alone hides the
-    padding from every real token: the cost is the sum of squared lengths, and no mask exists. Trees take a mask a tree.
+    The pack is cut into strips (`harnessrl.strips`), and strips of like size form right-padded batches; those of
+    documents need no mask. One gather fills all batches: a gather a batch would cost the whole pack each time in the
+    backward pass.
 
     Args:
-        cu_seqlens: [docs + 1] document starts, from 0 to the number of tokens.
+        cu_seqlens: [docs + 1], document starts, from 0 to the number of tokens.
         device: where the pack lies.
-        subtree_end: [tokens], one past the last descendant of each node, for trees (`pack_tree`); None for documents.
     """
 
-    def __init__(
-        self, cu_seqlens: np.ndarray, device: torch.device | str = "cpu", subtree_end: np.ndarray | None = None
-    ) -> None:
-        starts, lengths = np.asarray(cu_seqlens[:-1], np.int64), np.diff(cu_seqlens).astype(np.int64)
-        keep = lengths > 0
-        starts, lengths = starts[keep], lengths[keep]
-        self.buckets: list[Bucket] = []
-        size_class = np.floor(np.log(lengths) / np.log(1.25)) if len(lengths) else lengths
-        for size in np.unique(size_class):
-            docs = np.flatnonzero(size_class == size)
-            longest = int(lengths[docs].max())
-            column = np.arange(longest)
-            gather = starts[docs, None] + np.minimum(column, lengths[docs, None] - 1)
-            cells = np.flatnonzero((column < lengths[docs, None]).ravel())
-            mask = None
-            if subtree_end is not None:
-                end = subtree_end[gather] - starts[docs, None]
-                causal = column[:, None] >= column[None, :]
-                mask = (causal & (column[None, :, None] < end[:, None, :])) | np.eye(longest, dtype=bool)
-                mask = torch.from_numpy(mask[:, None]).to(device)
-            indices = (torch.from_numpy(x).to(device) for x in (gather, cells, gather.ravel()[cells]))
-            self.buckets.append(Bucket(*indices, mask))
+    def __init__(self, cu_seqlens: np.ndarray, device: torch.device | str = "cpu") -> None:
+        self._lay_out(strips.documents(cu_seqlens), device)
+
+    @classmethod
+    def trees(cls, parent: np.ndarray, subtree_end: np.ndarray, device: torch.device | str = "cpu") -> Documents:
+        """A pack of prefix trees.
+
+        Args:
+            parent: [T], the node before each, -1 at roots; depth first (`pack_tree`).
+            subtree_end: [T], one past each node's last descendant.
+            device: where the pack lies.
+        """
+        self = cls.__new__(cls)
+        self._lay_out(strips.trees(parent, subtree_end), device)
+        return self
+
+    def _lay_out(self, batches: Sequence[strips.Batch], device: torch.device | str) -> None:
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([getattr(batch, name).ravel() for batch in batches])
+
+        real, own = joined("real"), joined("own")
+        self.queries = Cells(joined("queries"), real, np.zeros_like(real), device)
+        self.keys = Cells(joined("keys"), own, joined("real_keys") & ~own, device)
+        self.shapes = [(*batch.queries.shape, batch.keys.shape[1]) for batch in batches]
+        masks = [batch.mask for batch in batches]
+        self.masks = [None if mask is None else torch.from_numpy(mask[:, None]).to(device) for mask in masks]
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float | None) -> Tensor:
         q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # [T, H, D]
-        out = torch.zeros_like(q)
-        for bucket in self.buckets:
-            batch = (  # [docs, H, longest, D]; index_select's backward is several times faster than that of x[index]
-                x.index_select(0, bucket.gather.flatten()).view(*bucket.gather.shape, *x.shape[1:]).transpose(1, 2)
-                for x in (q, k, v)
-            )
-            flat = sdpa(*batch, scaling, bucket.mask, causal=bucket.mask is None).transpose(1, 2).flatten(0, 1)
-            out = out.index_copy(0, bucket.tokens, flat.index_select(0, bucket.cells))
-        return out.transpose(0, 1).unsqueeze(0)
+        q, k, v = self.queries.fill(q), self.keys.fill(k), self.keys.fill(v)
+        q_sizes, k_sizes = zip(*((strips * q, strips * k) for strips, q, k in self.shapes), strict=True)
+        pieces = zip(self.shapes, self.masks, q.split(q_sizes), k.split(k_sizes), v.split(k_sizes), strict=True)
+        out = []
+        for (count, queries, keys), mask, q, k, v in pieces:
+            batch = (x.unflatten(0, (count, n)).transpose(1, 2) for x, n in ((q, queries), (k, keys), (v, keys)))
+            out.append(sdpa(*batch, scaling, mask, causal=mask is None).transpose(1, 2).flatten(0, 1))
+        return self.queries.read(torch.cat(out)).transpose(0, 1).unsqueeze(0)
 
 
 class Masked:

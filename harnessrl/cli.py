@@ -33,15 +33,16 @@ def run(argv: Sequence[str]) -> int:
         print("stopped; the same command continues from the last checkpoint", file=sys.stderr)
         return 130
     except ImportError as error:
-        print(f"harnessrl: {error}. {_hint(error)}", file=sys.stderr)
+        print(f"harnessrl: {error}{_hint(error)}", file=sys.stderr)
         return 2
     except Exception as error:
-        from harnessrl.errors import ConfigError
+        from harnessrl.errors import ConfigError, RunError
 
-        if not isinstance(error, ConfigError):
+        if not isinstance(error, ConfigError | RunError):
             raise
-        print(f"harnessrl: {error}", file=sys.stderr)
-        return 2
+        if isinstance(error, ConfigError) or os.environ.get("RANK", "0") == "0":  # all ranks end alike, one speaks
+            print(f"harnessrl: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> None:
@@ -57,8 +58,8 @@ def _follow_stdin() -> None:
 
 def _hint(error: ImportError) -> str:
     extras = {"torch": "train", "transformers": "train", "tensorboard": "train", "matplotlib": "figs"}
-    extra = extras.get((error.name or "").partition(".")[0], "service")
-    return f"Install it with: pip install 'harnessrl[{extra}]'"
+    missing = (error.name or "").partition(".")[0]
+    return f". Install it with: pip install 'harnessrl[{extras.get(missing, 'service')}]'" if missing else ""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -102,6 +103,16 @@ def _parser() -> argparse.ArgumentParser:
         "saves only what html= and text= name",
     )
     inspect.set_defaults(command=_inspect)
+
+    export = commands.add_parser(
+        "export",
+        help="write a checkpoint as a transformers folder",
+        description="Write a run's policy as config, safetensors and tokenizer, for AutoModelForCausalLM.",
+    )
+    export.add_argument("run", help="a run folder, e.g. runs/NAME")
+    export.add_argument("out", help="the folder to write; it must not exist")
+    export.add_argument("overrides", nargs="*", metavar="step=N|best", help="which checkpoint; the newest if not given")
+    export.set_defaults(command=_export)
     return parser
 
 
@@ -132,3 +143,9 @@ def _inspect(arguments: argparse.Namespace) -> int:
     from harnessrl.inspect import inspect
 
     return inspect(arguments.trace, arguments.overrides)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from harnessrl.train.export import main
+
+    return main(arguments.run, arguments.out, arguments.overrides)

@@ -36,6 +36,12 @@ class Task:
     """Rollouts of one input."""
     failure_reward: float = 0.0
     """Reward of a rollout that failed on its own account (timeout, call bound, context overflow, exit code)."""
+    overlong_tokens: int | None = None
+    """A rollout with more sampled tokens than this is overlong; null is no limit."""
+    overlong: Literal["mask", "penalise"] = "mask"
+    """Overlong rollouts are left out of advantages and training, or their reward is reduced before advantages."""
+    overlong_penalty: float = 1.0
+    """What `penalise` subtracts from an overlong rollout's reward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +116,18 @@ class Update:
     """Rollouts an optimizer update holds; null is all of the step. Groups are never split."""
     epochs: int = 1
     """Passes over a step's rollouts."""
+    max_updates: int | None = None
+    """Updates a step makes at most, in each epoch; the others are skipped and counted. null is no limit."""
+    filter_zero_signal: bool = False
+    """Groups all of whose advantages are 0 are left out of updates and counted; advantages are computed before."""
     tree: bool = False
     """Samples of a rollout share their common context in the forward and backward pass: same numbers, fewer tokens."""
     max_tokens: int = 8192
     """Tokens of a pack (one forward and backward)."""
     lr: float = 1e-6
     """AdamW learning rate."""
+    warmup_steps: int = 0
+    """Optimizer updates over which the learning rate rises linearly to `lr`."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW betas."""
     weight_decay: float = 0.0
@@ -158,8 +170,12 @@ class Config:
     """Threads of PyTorch in the trainer."""
     checkpoint_every: int = 10
     """Steps between checkpoints; the last step always has one."""
+    checkpoint_keep: int = 2
+    """Newest checkpoints kept; the best one is kept besides."""
     stall_seconds: float = 300.0
     """The run stops with an error if no call and no rollout completes for this long."""
+    train_agents: list[str] | None = None
+    """Agents whose calls are trained; calls of others are context only. null is all."""
     task: Task = field(default_factory=Task)
     policy: Policy = field(default_factory=Policy)
     advantage: Advantage = field(default_factory=Advantage)
@@ -253,6 +269,7 @@ def _check(config: Config) -> None:
         "steps": config.steps,
         "threads": config.threads,
         "checkpoint_every": config.checkpoint_every,
+        "checkpoint_keep": config.checkpoint_keep,
         "stall_seconds": config.stall_seconds,
         "task.timeout": task.timeout,
         "task.groups": task.groups,
@@ -270,12 +287,19 @@ def _check(config: Config) -> None:
         "advantage.eps": config.advantage.eps,
         "loss.importance_threshold": loss.importance_threshold,
     }
+    optional = {
+        "task.overlong_tokens": task.overlong_tokens,
+        "update.max_updates": update.max_updates,
+    }
+    positive |= {key: value for key, value in optional.items() if value is not None}
     for key, value in positive.items():
         if not value > 0:
             raise ConfigError(f"{key}: must be larger than 0, got {value}")
     for key, value in {
         "policy.max_context": policy.max_context,
         "policy.max_calls": policy.max_calls,
+        "task.overlong_penalty": task.overlong_penalty,
+        "update.warmup_steps": update.warmup_steps,
         "loss.kl_coef": loss.kl_coef,
         "loss.entropy_coef": loss.entropy_coef,
         "loss.mask_below": loss.mask_below,
@@ -288,6 +312,8 @@ def _check(config: Config) -> None:
             raise ConfigError(f"{key}: must not be negative, got {value}")
     if bool(task.harness) == bool(task.command):
         raise ConfigError("task: give exactly one of task.harness (MODULE:FUNCTION) and task.command (argv)")
+    if config.train_agents is not None and not config.train_agents:
+        raise ConfigError("train_agents: must name at least one agent, or be null for all")
     if (loss.normalizer == "constant") != (loss.scale is not None):
         raise ConfigError("loss.scale: needed by, and only by, loss.normalizer=constant")
     if loss.dual_clip is not None and not loss.dual_clip > 1:

@@ -79,7 +79,7 @@ def _check_same(config: Config) -> None:
     old, new = (
         flatten(value) for value in (json.loads(path.read_text())["config"], json.loads(json.dumps(asdict(config))))
     )
-    free = {"steps", "checkpoint_every", "threads", "stall_seconds", "runs"}
+    free = {"steps", "checkpoint_every", "checkpoint_keep", "threads", "stall_seconds", "runs"}
     changed = [
         key
         for key in sorted(old.keys() | new.keys())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.table import Table
 
 from harnessrl.metrics import write_atomically
@@ -81,24 +82,25 @@ def summary_table(name: str, rows: Sequence[dict[str, Any]]) -> Table:
     """Mean and interval of each setting."""
     seeds = len({row["seed"] for row in rows})
     kind = "95 % interval of the mean" if seeds >= ENOUGH_SEEDS else "range"
-    table = Table(title=f"{name}: mean over {seeds} seeds ({kind})")
+    table = Table(
+        title=f"{name}: mean over {seeds} seeds\n({kind} below it)", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     table.add_column("setting", no_wrap=True)
     shown = {
-        "final_reward": "final reward",
-        "best_reward": "best reward",
+        "final_reward": "final\nreward",
         "samples_per_rollout": "N_rho",
-        "single_sample_share": "single-sample share",
-        "drift_share_final": "final drift share",
-        "entropy_final": "final entropy",
+        "single_sample_share": "single-\nsample",
+        "drift_share_final": "final\ndrift",
+        "entropy_final": "final\nentropy",
     }
     for label in shown.values():
-        table.add_column(label, justify="right")
+        table.add_column(label, justify="right", no_wrap=True)
     for setting in dict.fromkeys(row["setting"] for row in rows):
         cells = []
         for key in shown:
             values = np.array([row[key] for row in rows if row["setting"] == setting])
             low, high = interval(values)
-            cells.append(f"{values.mean():.3f}\n[{low:.3f}, {high:.3f}]")
+            cells.append(f"{values.mean():.3f}\n{low:.2f}–{high:.2f}")
         table.add_row(setting, *cells, end_section=True)
     return table
 

@@ -65,11 +65,12 @@ def steps(flaws: st.SearchStrategy[frozenset[str]]) -> st.SearchStrategy[Step]:
 
 NO_FLAWS = st.just(frozenset[str]())
 SOME_FLAWS = st.one_of(NO_FLAWS, NO_FLAWS, st.frozensets(st.sampled_from(FLAWS), max_size=2))
+LOST_LOGPROBS = st.one_of(NO_FLAWS, NO_FLAWS, st.just(frozenset({"missing_logprobs"})))
 
 
-def rollouts(*, most: int = 8, flawed: bool = True) -> st.SearchStrategy[Rollout]:
-    """Rollouts of 1 to ``most`` calls; ``flawed`` ones have calls that must be skipped, each for its reason."""
-    return st.lists(steps(SOME_FLAWS if flawed else NO_FLAWS), min_size=1, max_size=most).map(play)
+def rollouts(*, most: int = 8, flaws: st.SearchStrategy[frozenset[str]] = SOME_FLAWS) -> st.SearchStrategy[Rollout]:
+    """Rollouts of 1 to ``most`` calls; ``flaws`` are what a call may have that keeps it from being trained."""
+    return st.lists(steps(flaws), min_size=1, max_size=most).map(play)
 
 
 def play(steps: list[Step]) -> Rollout:
@@ -134,7 +135,6 @@ class Turn:
 
     event: str
     answer: list[int]
-    other_answer: list[int]  # of the second try, where there are two
     role: str
     seen: str  # what the harness says next, as this role
 
@@ -155,7 +155,6 @@ def conversations(
         Turn,
         event=st.sampled_from(events),
         answer=answers(drifting=drifting),
-        other_answer=answers(drifting=drifting),
         role=st.sampled_from(["user", "tool"]),
         seen=st.text('adin {}"', min_size=1, max_size=4),
     )
@@ -165,16 +164,17 @@ def conversations(
 
 def converse(turns: list[Turn], template: Template) -> Rollout:
     """Let a harness that knows only text have these turns."""
-    main = [("system", "deed"), ("user", "go on")]
+    main = [("system", "go in"), ("user", "go on")]
     calls: list[Call] = []
     summaries = 0
     for turn in turns:
-        messages = [("system", "aid"), ("user", turn.seen)] if turn.event == "sub_agent" else main
+        messages = [("system", "hi"), ("user", f"{turn.seen} no")] if turn.event == "sub_agent" else main
         if turn.event == "summarise" and len(main) > 5:  # or there is nothing to shorten
             summaries += 1
             main[2:] = [("user", "no" * summaries)]
         prompt = TOKENIZER.encode(template.render(messages))
-        tries = [turn.answer, turn.other_answer] if turn.event in ("resample", "retry") else [turn.answer]
+        another = [*turn.answer, TOKENIZER.ids[b"g"]]
+        tries = [turn.answer, another] if turn.event in ("resample", "retry") else [turn.answer]
         request = f"q{len(calls)}" if turn.event == "retry" else None
         for number, answer in enumerate(tries):
             response = answer if turn.event == "truncate" else [*answer, TOKENIZER.end]
@@ -244,7 +244,7 @@ def scores() -> st.SearchStrategy[Scores]:
     return pairs.map(lambda members: Scores(rewards=[r for r, _ in members], groups=[g for _, g in members]))
 
 
-def batches(*, flawed: bool = True) -> st.SearchStrategy[list[Rollout]]:
-    """Up to three short rollouts; unless ``flawed``, each has a trained token."""
-    members = st.lists(rollouts(most=3, flawed=flawed), min_size=1, max_size=3)
+def batches(*, flaws: st.SearchStrategy[frozenset[str]] = SOME_FLAWS) -> st.SearchStrategy[list[Rollout]]:
+    """Up to three short rollouts; with NO_FLAWS each has a trained token."""
+    members = st.lists(rollouts(most=3, flaws=flaws), min_size=1, max_size=3)
     return members.map(lambda drawn: [replace(rollout, rollout_id=f"r{i}") for i, rollout in enumerate(drawn)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harnessrl.adapter import assign_credit, merge_calls, rollout_advantages, token_weights
 from property_tests import reference
-from property_tests.strategies import batches, scores
+from property_tests.strategies import NO_FLAWS, batches, scores
 
 ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline")
 
@@ -62,7 +62,7 @@ def test_the_sample_unit_is_the_rollout_unit_on_repeated_rollouts(batch, estimat
     assert found[owners] == pytest.approx(repeated, rel=1e-6, abs=1e-9)
 
 
-@given(scores(), st.sampled_from(ESTIMATORS), batches(flawed=False))
+@given(scores(), st.sampled_from(ESTIMATORS), batches(flaws=NO_FLAWS))
 def test_the_two_units_agree(batch, estimator, rollouts):
     """Sum over trained tokens of weight x advantage = 0, in an update that holds whole groups."""
     advantages = rollout_advantages(batch.rewards, batch.groups, estimator, eps=1e-3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from harnessrl.adapter import KINDS, Call, Rollout, explain_break, merge_calls
@@ -32,6 +32,7 @@ ONE_FAULT = {
     "template": {"template": Template(opening="<think>"), "events": ("answer",), "drifting": False},
     "summarized": {"template": Template(), "events": ("answer", "answer", "summarise"), "drifting": False},
     "branched": {"template": Template(), "events": ("answer", "resample"), "drifting": False},
+    "unrelated": {"template": Template(), "events": ("answer", "sub_agent"), "drifting": False},
 }
 
 
@@ -39,6 +40,8 @@ ONE_FAULT = {
 def test_one_fault_gives_one_kind_of_break(kind):
     @given(conversations(**ONE_FAULT[kind]))
     def only_this_kind(rollout):
+        prompts = [call.prompt_ids.tolist() for call in rollout.calls]
+        assume(kind == "branched" or all(prompts.count(prompt) == 1 for prompt in prompts))  # the same again branches
         assert kinds(rollout) <= {kind}
 
     only_this_kind()
@@ -108,14 +111,14 @@ def test_a_story_reads_well():
     )
 
 
-def test_calls_in_conversation_order_are_told_as_old_and_new_however_they_sort():
+def test_the_older_call_is_told_first_however_the_two_sort():
     # The summarised prompt is the shorter one, so it comes first in merge order; the story still starts with the chat.
-    head, chat = TOKENIZER.encode("<|begin|><|user|>need"), TOKENIZER.encode("ing to go on and on<|end|>")
-    first = Call(call_id="chat", prompt_ids=head + chat, response_ids=[TOKENIZER.end], logprobs=[-1])
-    later = Call(
-        call_id="short", prompt_ids=[*head, *TOKENIZER.encode("on")], response_ids=[TOKENIZER.end], logprobs=[-1]
-    )
-    (broken,) = merge_calls(Rollout(rollout_id="r", group_id="g", calls=[first, later])).breaks
+    def call(name, text):
+        return Call(call_id=name, prompt_ids=TOKENIZER.encode(text), response_ids=[TOKENIZER.end], logprobs=[-1])
+
+    chat = "<|begin|><|user|>needing to go on and on"
+    calls = [call("chat", chat), call("more", chat + "<|end|><|user|>done"), call("short", "<|begin|><|user|>need on")]
+    (broken,) = merge_calls(Rollout(rollout_id="r", group_id="g", calls=calls)).breaks
     assert (broken.call.call_id, broken.earlier.call_id) == ("chat", "short")
     drift = explain_break(broken, TOKENIZER.decode)
     assert (drift.known_call, drift.found_call, drift.kind) == ("chat", "short", "summarized")

@@ -85,15 +85,18 @@ def merges_faithfully(chat, answers):
 TOY = toy_chat(Template())
 
 
-def test_the_toy_drifts_and_the_story_says_where():
-    ids = counterexample(sampled(TOY), partial(survives, TOY), shrink=True)
+def test_the_toy_drifts_and_two_tokens_are_enough():
+    assert len(counterexample(sampled(TOY), partial(survives, TOY), shrink=True)) == 2
+
+
+def test_the_story_says_where():
     with pytest.raises(Drifted) as drifted:
-        survives(TOY, ids)
+        survives(TOY, [*TOY.encode("no"), 12, 40])
     assert str(drifted.value) == (
-        "sampled 'ha', and the prefix broke at token 0 of 2: retokenized\n"
-        "  up to there                 (nothing)\n"
-        "  what was sampled, or sent   'h'(12) 'a'(13)\n"
-        "  what came back              'ha'(47)"
+        "sampled 'nohaving', and the prefix broke at token 1 of 3: retokenized\n"
+        "  up to there                 'no'(41)\n"
+        "  what was sampled, or sent   'h'(12) 'aving'(40)\n"
+        "  what came back              'hav'(39) 'ing'(37)"
     )
 
 
@@ -128,6 +131,9 @@ def test_the_toys_drift_is_reached():
 # ---- the options, on a tokenizer made here
 
 
+CI = os.environ | {"HYPOTHESIS_PROFILE": "ci"}
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A byte-pair tokenizer of twenty characters and two merges that overlap, and a template that trims."""
@@ -148,11 +154,11 @@ def folder(tmp_path):
 def test_the_option_tells_the_shrunk_story(folder):
     options = ["--tokenizer", str(folder), "--template", str(folder / "trims.jinja")]
     command = [sys.executable, "-m", "pytest", "-q", "property_tests", *options]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=100, env={**os.environ}).stdout
+    told = subprocess.run(command, capture_output=True, text=True, timeout=100, env=CI).stdout
     assert "2 failed, 1 passed" in told, told
     assert re.search(r"sampled '[no]+', and the prefix broke at token 0 of \d: retokenized", told), told
     assert re.search(r"what was sampled, or sent   '(n|o|on)'\(", told), told
-    assert re.search(r"answered ' \w', and the prefix broke at token 20 of 22: template", told), told
+    assert re.search(r"answered '.+', and the prefix broke at token \d+ of \d+: template", told), told
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):

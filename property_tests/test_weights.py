@@ -37,7 +37,10 @@ def test_rollout_mean_gives_every_rollout_one_share_however_it_is_split(samples)
     assert shares[sorted(trained)] == pytest.approx(np.full(len(trained), 1 / max(1, len(trained))))
 
 
-@given(st.data(), SAMPLES, st.sampled_from(MODES))
+FEW_TOKENS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=6)
+
+
+@given(st.data(), FEW_TOKENS, st.sampled_from(MODES))
 def test_the_loss_does_not_depend_on_order_or_micro_batches(data, samples, mode):
     """A normaliser is weights, not a reduction: partial sums of weight * loss add up, in any order."""
     lengths, rollouts = [n for n, _ in samples], [r for _, r in samples]
@@ -47,10 +50,6 @@ def test_the_loss_does_not_depend_on_order_or_micro_batches(data, samples, mode)
     order = data.draw(st.permutations(range(len(samples))))
     shuffled = token_weights([lengths[i] for i in order], [rollouts[i] for i in order], mode, scale=100)
     assert shuffled.tolist() == pytest.approx([weights[i] for i in order])
-    cut = data.draw(st.integers(0, len(order)))
-    parts = [sum(w * sum(losses[i]) for i, w in part) for part in _halves(list(zip(order, shuffled, strict=True)), cut)]
-    assert sum(parts) == pytest.approx(whole, abs=1e-9)
-
-
-def _halves(items, cut):
-    return items[:cut], items[cut:]
+    parts = [w * sum(losses[i]) for i, w in zip(order, shuffled, strict=True)]
+    cut = data.draw(st.integers(0, len(parts)))
+    assert sum(parts[:cut]) + sum(parts[cut:]) == pytest.approx(whole, abs=1e-9)

@@ -6,7 +6,6 @@ retries, helpers and summaries included.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass

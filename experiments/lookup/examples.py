@@ -6,6 +6,7 @@ same text in several ways. Most of them do not survive decoding and encoding: th
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ class Encoder:
         """
         parts = list(text)
         while True:
-            pairs = enumerate(zip(parts, parts[1:], strict=False))
+            pairs = enumerate(itertools.pairwise(parts))
             ranks = [(self.rank[pair], at) for at, pair in pairs if pair in self.rank]
             kept = [item for item in ranks if rng.random() >= dropout] if dropout else ranks
             if not kept:

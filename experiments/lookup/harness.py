@@ -109,8 +109,8 @@ async def run(env: Mapping[str, str]) -> None:
     session = await _session()
 
     async def ask(messages: list[Message], agent: str) -> str:
-        body = {"model": "policy", "messages": messages, "max_tokens": MAX_TOKENS, "metadata": {"agent": agent}}
-        reply = await _post(session, f"{base}/chat/completions", body, headers)
+        body = {"model": "policy", "messages": messages, "max_tokens": MAX_TOKENS}
+        reply = await _post(session, f"{base}/chat/completions", body, {**headers, "X-Agent": agent})
         return reply["choices"][0]["message"]["content"] or ""
 
     # The path names the rollout: its siblings share the input, but not the choices made here.
@@ -124,7 +124,7 @@ async def _post(session: aiohttp.ClientSession, url: str, body: Any, headers: Ma
     """POST until it is answered: 429, 503 and dropped connections are tried again, as the API's own clients do."""
     data, problem = json.dumps(body).encode(), ""
     for _ in range(TRIES):
-        wait = 1.0
+        wait = 0.5
         try:
             async with session.post(url, data=data, headers={**headers, "Content-Type": "application/json"}) as reply:
                 text = await reply.text()

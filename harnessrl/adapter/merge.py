@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from harnessrl.adapter.prefix import NO_IDS, PrefixTree, common_prefix
+from harnessrl.adapter.prefix import NO_IDS, PrefixTree, common_prefix, equal_run
 from harnessrl.adapter.types import Break, Call, Int32, Merge, Rollout, Sample, Skip, Span
 
 STRATEGIES = ("per_call", "adjacent", "best_effort", "substitute")
@@ -142,9 +142,10 @@ def _by_ids(calls: list[Call]) -> list[Call]:
 def _against(pivot: Int32, ids: Int32, at: int) -> tuple[int, int, int]:
     """Sort key among vectors of one length that agree up to ``at``: (side of the pivot, how near to it, next token)."""
     if ids is not pivot:
-        at = common_prefix(pivot, NO_IDS, ids, NO_IDS, at)
+        at += equal_run(pivot[at:], ids[at:])
         if at < len(ids):
-            return (-1, at, int(ids[at])) if ids[at] < pivot[at] else (1, -at, int(ids[at]))
+            token = int(ids[at])
+            return (-1, at, token) if token < pivot[at] else (1, -at, token)
     return (0, 0, 0)
 
 

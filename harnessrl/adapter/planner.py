@@ -80,8 +80,8 @@ def plan_updates(
     5. No pack holds more than max_tokens, except a longer sample alone under oversize="alone".
     6. The same arguments give the same plan.
     7. The step time, sum over k of max over ranks of cost(pack k), is balanced at the packs a rank that first-fit
-       decreasing needs, ceil(bins / ranks): its bins stand, unless spreading the samples evenly over all slots saves
-       more than 2%; packs of similar cost then run side by side.
+       decreasing needs, ceil(bins / ranks). Its bins stand where the step time is within 2% of total cost / ranks;
+       else samples are spread over all slots of all ranks if that is faster. Packs of similar cost run side by side.
 
     Args:
         lengths: int [S], tokens of each whole sample, context included (or of each tree, see ``tree_items``).

@@ -39,10 +39,11 @@ class PrefixTree:
         at, length = 0, len(prompt) + len(response)
         while True:
             at = common_prefix(self.prompt, self.response, prompt, response, at)
-            self._cut(at)
+            if at < len(self.prompt) + len(self.response):
+                self._cut(at)
             if at == length:
                 break
-            key = (at, int(prompt[at] if at < len(prompt) else response[at - len(prompt)]))
+            key = (at, _token(prompt, response, at))
             index = bisect_left(self.branches, key)
             if index == len(self.branches) or self.branches[index][:2] != key:
                 break
@@ -56,16 +57,13 @@ class PrefixTree:
 
     def _cut(self, at: int) -> None:
         """Turn what lies deeper than ``at`` on this line into a branch."""
-        if at == len(self.prompt) + len(self.response):
-            return
         tail = PrefixTree(self.prompt, self.response)
-        tail.ends = _split(self.ends, (at + 1,))
-        tail.branches = _split(self.branches, (at + 1,))
-        tail.firsts = _split(self.firsts, (at + 1,))
+        tail.ends = _deeper(self.ends, at)
+        tail.branches = _deeper(self.branches, at)
+        tail.firsts = _deeper(self.firsts, at)
         if at and (not self.firsts or self.firsts[-1][0] < at):
             self.firsts.append((at, tail.firsts[0][1]))
-        token = self.prompt[at] if at < len(self.prompt) else self.response[at - len(self.prompt)]
-        insort(self.branches, (at, int(token), tail))
+        insort(self.branches, (at, _token(self.prompt, self.response, at), tail))
 
     def _graft(self, line: PrefixTree) -> None:
         """Continue this line, which ends where ``line`` branches off, with that branch."""
@@ -93,12 +91,18 @@ class PrefixTree:
         insort(self.ends, (depth, -sample))
 
 
-def _split(items: list[Any], key: tuple[int, ...]) -> list[Any]:
-    """Remove and return the sorted items from ``key`` on."""
-    index = bisect_left(items, key)
+def _deeper(items: list[Any], at: int) -> list[Any]:
+    """Remove and return the items, sorted by depth, that lie deeper than ``at``."""
+    if not items or items[-1][0] <= at:
+        return []
+    index = bisect_left(items, (at + 1,))
     tail = items[index:]
     del items[index:]
     return tail
+
+
+def _token(prompt: Int32, response: Int32, at: int) -> int:
+    return int(prompt[at]) if at < len(prompt) else int(response[at - len(prompt)])
 
 
 def common_prefix(p: Int32, a: Int32, q: Int32, b: Int32, at: int) -> int:
@@ -108,18 +112,19 @@ def common_prefix(p: Int32, a: Int32, q: Int32, b: Int32, at: int) -> int:
         x, from_x = (p, 0) if at < len(p) else (a, len(p))
         y, from_y = (q, 0) if at < len(q) else (b, len(q))
         stop = min(from_x + len(x), from_y + len(y))
-        at += _equal_run(x[at - from_x : stop - from_x], y[at - from_y : stop - from_y])
+        at += equal_run(x[at - from_x : stop - from_x], y[at - from_y : stop - from_y])
         if at < stop:
             break
     return at
 
 
-def _equal_run(x: Int32, y: Int32) -> int:
+def equal_run(x: Int32, y: Int32) -> int:
     """Number of leading equal elements of two vectors of one length; blocks bound the memory and the waste."""
-    start, block = 0, 1024
-    while start < len(x):
+    start, block, length = 0, 1024, len(x)
+    while start < length:
         differs = x[start : start + block] != y[start : start + block]
-        if differs.any():
-            return start + int(differs.argmax())
+        first = int(differs.argmax())  # any() would cost another pass through numpy's wrappers
+        if differs[first]:
+            return start + first
         start, block = start + block, 65536
-    return len(x)
+    return length

@@ -78,15 +78,16 @@ class Api:
         return _json({"rollout": rollout, "attempts": self._events.attempts(row["seq"])})
 
     async def patch(self, request: web.Request) -> web.Response:
-        changes = shapes.status_patch(await _body(request))
-        if changes.get("state") == "failed":
+        rollout_id, changes = request.match_info["rollout_id"], shapes.status_patch(await _body(request))
+        known = self._store.find(rollout_id)
+        if changes.get("state") == "failed" and known is not None and known["state"] != "failed":
             changes["failure"] = "exit_code"  # whoever runs it says only that it failed
         try:
-            rollout = self._store.update(request.match_info["rollout_id"], **changes)
+            rollout = self._store.update(rollout_id, **changes)
         except Conflict as error:
             raise ApiError(409, str(error)) from None
         if rollout is None:
-            raise _unknown(request.match_info["rollout_id"])
+            raise _unknown(rollout_id)
         return _json(rollout)
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -108,7 +109,7 @@ class Api:
             raise _unknown(rollout_id)
         attempt = rollout["status"]["last_attempt_id"] or "0"
         triplet = request.query.get("format") == "triplet"
-        return _json(self._events.list(row["seq"], attempt, request.query.get("event_type"), triplet=triplet))
+        return _json(self._events.of_attempt(row["seq"], attempt, request.query.get("event_type"), triplet=triplet))
 
     async def add_models(self, request: web.Request) -> web.Response:
         self._store.add_models(shapes.new_models(await _body(request)))
@@ -150,12 +151,14 @@ class Api:
         rollout, attempt = as_rollout(row), row["last_attempt_id"] or "0"
         reward = self._events.reward(row["seq"], attempt)
         failure = "no_reward" if row["state"] == "succeeded" and reward is None else row["failure"]
-        group = rollout["metadata"].get("group_id") or _data_id(rollout["input"]) or rollout["rollout_id"]
+        group = rollout["metadata"].get("group_id")
+        if group is None:
+            group = _data_id(rollout["input"]) or rollout["rollout_id"]
         return {
             "rollout_id": rollout["rollout_id"],
             "group_id": str(group),
             "reward": reward,
-            "calls": [call.to_dict() for call in self._events.calls(row["seq"], attempt)],
+            "calls": self._events.calls(row["seq"], attempt),
             "input": rollout["input"],
             "is_train": rollout["is_train"],
             "metadata": rollout["metadata"],
@@ -167,7 +170,9 @@ class Api:
 
 
 def _json(data: Any, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(data), status=status, content_type="application/json")
+    return web.Response(
+        body=orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY), status=status, content_type="application/json"
+    )
 
 
 async def _body(request: web.Request, empty: Any = None) -> Any:

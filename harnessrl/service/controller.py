@@ -2,10 +2,11 @@
 
     worker -> controller   hello {worker, epoch, capacity}   beat {worker, epoch}   bye {worker}
                            done {worker, rollout_id, attempt, ok, failure, message}
-    controller -> worker   welcome {epoch, heartbeat}   who {epoch}   run {rollout_id, attempt, local, env, timeout, log}   cancel {rollout_id, attempt}
+    controller -> worker   welcome {epoch, heartbeat}   who {epoch}   cancel {rollout_id, attempt}
+                           run {rollout_id, attempt, local, env, timeout, log}
 
-All messages are JSON objects with "op". An unknown worker's beat is answered by who, upon which it stops what it runs and
-says hello with the next epoch. The queue is the store itself, so nothing is lost with this process. A worker
+All messages are JSON objects with "op". An unknown worker's beat is answered by who, upon which it stops what it
+runs and says hello with the next epoch. The queue is the store itself, so nothing is lost with this process. A worker
 that says bye, or nothing for five heartbeats, is lost: its rollouts run again elsewhere as a new attempt, and whatever
 its old attempt still sends is ignored.
 """
@@ -60,6 +61,7 @@ class Controller:
         self._dispatch_soon = False
         self._context = zmq.Context()
         self._socket = Socket(self._context, zmq.ROUTER, self._on_message)
+        self._socket.raw.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker that reconnects keeps its identity
         self.address = self._socket.bind(config.controller)
         for rollout_id in store.interrupted():  # the last service ended under them, through no fault of theirs
             store.requeue(rollout_id, loss=False)

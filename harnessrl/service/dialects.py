@@ -24,6 +24,8 @@ MASKS = (
 BIASES = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "min_p": 0, "logit_bias": None}
 """Fields that shift the logits, with their neutral values."""
 MOST_CHOICES = 128
+LEAST_TOP_P = 1e-6
+"""What a top_p of 0 means: the most likely token alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +216,7 @@ def pin(body: dict[str, Any], mode: str, config: ServiceConfig, *, masks_stand: 
     """
     train = mode == "train"
     temperature = config.train_temperature if train else config.val_temperature
-    top_p = 1.0 if train else float(_number(body, "top_p", 1.0, 0.0, 1.0))
+    top_p = 1.0 if train else max(float(_number(body, "top_p", 1.0, 0.0, 1.0)), LEAST_TOP_P)
     top_k = 0 if train else int(max(0, _number(body, "top_k", 0, -1, 2**31 - 1)))
     used = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
     overrides = {

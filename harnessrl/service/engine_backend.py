@@ -47,10 +47,14 @@ class _Job:
     pinned: Pinned
     prompt_ids: NDArray[np.int32]
     """int32 [P]"""
+    key: int
+    """The prompt's `prompt_key`."""
     first: int
     """Occurrence of the first choice; the others follow."""
     keys: list[int]
     """Noise key of each choice; in hex it is the call's id."""
+    stop_ids: tuple[int, ...]
+    """Ids that end a response; the one that did is not part of its text."""
 
 
 class EngineBackend:
@@ -79,12 +83,13 @@ class EngineBackend:
         pinned = pin(turn.ask.body, turn.mode, self._config)
         prompt_ids = await self._prompt(turn.ask)
         room = self._room(turn.ask, len(prompt_ids))
+        key = prompt_key(prompt_ids)
         with self._attempts.enter(turn.rollout, turn.attempt, count) as live:
-            first = live.take(prompt_key(prompt_ids), count)
+            first = live.take(key, count)
             await self._ready()
             await self._gate.enter(count)
             try:
-                job = self._job(turn, pinned, prompt_ids, first)
+                job = self._job(turn, pinned, prompt_ids, key, first)
                 batch = self._client.submit(prompt_ids, self._samplings(job, room))
                 gone = await self._finished(batch)
             finally:
@@ -128,24 +133,29 @@ class EngineBackend:
         except EngineLost as error:
             raise ApiError(503, str(error), retry_after=self._gate.retry_after_seconds) from None
 
-    def _job(self, turn: Turn, pinned: Pinned, prompt_ids: NDArray[np.int32], first: int) -> _Job:
+    def _job(self, turn: Turn, pinned: Pinned, prompt_ids: NDArray[np.int32], key: int, first: int) -> _Job:
         keys = [
             noise_key(self._config.seed, turn.rollout_id, turn.attempt, prompt_ids, occurrence)
             for occurrence in range(first, first + turn.ask.n)
         ]
-        return _Job(turn=turn, pinned=pinned, prompt_ids=prompt_ids, first=first, keys=keys)
+        stop_ids = self._stop_ids(turn.ask)
+        return _Job(turn=turn, pinned=pinned, prompt_ids=prompt_ids, key=key, first=first, keys=keys, stop_ids=stop_ids)
+
+    def _stop_ids(self, ask: Ask) -> tuple[int, ...]:
+        """The model's own, the request's, and special tokens that the request names by their text."""
+        if not (ask.stop or ask.stop_ids):
+            return self._codec.stop_ids
+        named = (self._codec.special_id(stop) for stop in ask.stop)
+        return tuple(sorted({*self._codec.stop_ids, *ask.stop_ids, *(index for index in named if index is not None)}))
 
     def _samplings(self, job: _Job, room: int) -> list[wire.Sampling]:
-        named = (self._codec.special_id(stop) for stop in job.turn.ask.stop)
-        extra = {*job.turn.ask.stop_ids, *(index for index in named if index is not None)}
-        stop_ids = tuple(sorted({*self._codec.stop_ids, *extra})) if extra else self._codec.stop_ids
         return [
             wire.Sampling(
                 max_tokens=room,
                 temperature=job.pinned.temperature,
                 top_p=job.pinned.top_p,
                 top_k=job.pinned.top_k,
-                stop_ids=stop_ids,
+                stop_ids=job.stop_ids,
                 noise=key,
             )
             for key in job.keys
@@ -167,7 +177,7 @@ class EngineBackend:
         for index, result in enumerate(batch.results):
             reply = result if isinstance(result, wire.Reply) else None
             if reply is not None and len(reply.ids) and (gone or reply.finish_reason in ("stop", "length")):
-                choice, after_stop = self._choice(job.turn.ask, reply)
+                choice, after_stop = self._choice(job, reply)
                 answer = self._answer(job, job.keys[index], [choice])
                 choices.append(choice)
                 calls.append(self._recorded(job, index, reply, choice, answer, after_stop))
@@ -178,16 +188,18 @@ class EngineBackend:
             return Outcome(calls=calls, answer=None, error=None if gone else error)
         return Outcome(calls=calls, answer=answer if len(choices) == 1 else self._answer(job, job.keys[0], choices))
 
-    def _choice(self, ask: Ask, reply: wire.Reply) -> tuple[Choice, int]:
+    def _choice(self, job: _Job, reply: wire.Reply) -> tuple[Choice, int]:
         """What the harness sees of a reply, and how many ids were sampled beyond a stop string."""
-        cut = self._codec.cut(reply.ids, ask.stop)
-        kept, text = (len(reply.ids), self._codec.decode(reply.ids)) if cut is None else cut
+        ended = reply.finish_reason == "stop" and int(reply.ids[-1]) in job.stop_ids
+        said = reply.ids[:-1] if ended else reply.ids
+        cut = self._codec.cut(said, job.turn.ask.stop)
+        kept, text = (len(reply.ids), self._codec.decode(said)) if cut is None else cut
         ids = reply.ids[:kept]
         choice = Choice(
             text=text,
             ids=ids,
             logprobs=reply.logprobs[:kept],
-            tokens=self._codec.tokens(ids) if ask.logprobs else None,
+            tokens=self._codec.tokens(ids) if job.turn.ask.logprobs else None,
             finish_reason=reply.finish_reason if cut is None else "stop",
         )
         return choice, len(reply.ids) - kept
@@ -215,6 +227,7 @@ class EngineBackend:
             call_id=f"{job.keys[index]:016x}",
             arrived=job.turn.arrived,
             prompt_ids=job.prompt_ids,
+            key=job.key,
             response_ids=choice.ids,
             logprobs=choice.logprobs,
             occurrence=job.first + index,

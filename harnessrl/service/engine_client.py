@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from zmq.utils.monitor import parse_monitor_message
 
 from harnessrl.service import wire
-from harnessrl.service.sockets import Frames, Socket
+from harnessrl.service.sockets import Frames, Socket, descriptor
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class EngineClient:
         self._connected = asyncio.Event()
         self._monitor = self._socket.raw.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self._socket.connect(address)
-        asyncio.get_running_loop().add_reader(self._monitor.getsockopt(zmq.FD), self._on_monitor)
+        asyncio.get_running_loop().add_reader(descriptor(self._monitor), self._on_monitor)
         self._socket.send(wire.encode_hello())
         self._on_monitor()
 
@@ -103,7 +103,7 @@ class EngineClient:
 
     def close(self) -> None:
         """Close the connection; requests in flight end with EngineLost."""
-        asyncio.get_running_loop().remove_reader(self._monitor.getsockopt(zmq.FD))
+        asyncio.get_running_loop().remove_reader(descriptor(self._monitor))
         self._socket.raw.disable_monitor()
         self._socket.close()
         self._fail("the service is closing")

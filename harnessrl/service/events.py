@@ -16,7 +16,6 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from harnessrl.adapter.types import Call
 from harnessrl.service.store import Store
 
 
@@ -30,6 +29,8 @@ class Recorded:
     """Unix time at which the request arrived: calls are ordered by it."""
     prompt_ids: NDArray[np.int32]
     """int32 [P]"""
+    key: int
+    """The prompt's `prompt_key`."""
     response_ids: NDArray[np.int32]
     """int32 [A], without what was sampled beyond a stop string."""
     logprobs: NDArray[np.float32] | None
@@ -49,7 +50,7 @@ class Recorded:
     response: bytes = b""
     """The answer with this choice, as JSON."""
     meta: dict[str, Any] = field(default_factory=dict)
-    """The rest of a model_request event: model, server, latency_ms, http_status, status, usage, sampling, overrides ..."""
+    """The rest of the event: model, server, latency_ms, http_status, status, usage, sampling, overrides, after_stop."""
 
 
 def prompt_key(prompt_ids: NDArray[np.int32]) -> int:
@@ -70,7 +71,10 @@ class Events:
             known = self._store.db.execute(sql, (rollout, attempt, event_id)).fetchone()
             if known is not None:
                 return int(known[0])
-        sql = "INSERT INTO events (rollout, attempt, event_type, timestamp, arrived, event_id, data) VALUES (?, ?, ?, ?, ?, ?, ?)"
+        sql = (
+            "INSERT INTO events (rollout, attempt, event_type, timestamp, arrived, event_id, data)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)"
+        )
         now = time.time()
         cursor = self._store.write(sql, (rollout, attempt, event_type, now, now, event_id, orjson.dumps(data)))
         assert cursor.lastrowid is not None
@@ -80,10 +84,11 @@ class Events:
         """Write a model call, undelivered; returns its number for `deliver`."""
         logprobs = None if call.logprobs is None else call.logprobs.tobytes()
         cursor = self._store.write(
-            "INSERT INTO events VALUES (NULL, ?, ?, 'model_request', ?, ?, NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO events VALUES"
+            " (NULL, ?, ?, 'model_request', ?, ?, NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(rollout, attempt, time.time(), call.arrived, orjson.dumps(call.meta)),
-                *(call.call_id, prompt_key(call.prompt_ids), call.occurrence, call.policy_version, call.finish_reason),
+                *(call.call_id, call.key, call.occurrence, call.policy_version, call.finish_reason),
                 *(call.agent, call.constrained, call.prompt_ids.tobytes(), call.response_ids.tobytes(), logprobs),
                 *(call.request, call.response),
             ),
@@ -113,7 +118,7 @@ class Events:
         """One event in the contract's form."""
         return self._documents("events.seq = ?", (event,), triplet=False)[0]
 
-    def list(self, rollout: int, attempt: str, event_type: str | None, *, triplet: bool) -> list[dict[str, Any]]:
+    def of_attempt(self, rollout: int, attempt: str, event_type: str | None, *, triplet: bool) -> list[dict[str, Any]]:
         """The events of an attempt, in order."""
         where, values = "rollout = ? AND attempt = ?", [rollout, attempt]
         if event_type is not None:
@@ -130,12 +135,15 @@ class Events:
 
     def reward(self, rollout: int, attempt: str) -> float | None:
         """The last reward of an attempt; None where none was posted."""
-        sql = "SELECT data FROM events WHERE rollout = ? AND attempt = ? AND event_type = 'reward' ORDER BY seq DESC LIMIT 1"
+        sql = (
+            "SELECT data FROM events WHERE rollout = ? AND attempt = ? AND event_type = 'reward'"
+            " ORDER BY seq DESC LIMIT 1"
+        )
         row = self._store.db.execute(sql, (rollout, attempt)).fetchone()
         return None if row is None else float(orjson.loads(row[0])["value"])
 
     def errors(self, rollout: int, attempt: str) -> list[dict[str, Any]]:
-        """What failed model requests of an attempt were answered: {"http_status", "code"}; {} for one that succeeded."""
+        """How an attempt's model requests failed, in order: {"http_status", "code"}; {} for one that succeeded."""
         sql = (
             "SELECT data, call_id FROM events WHERE rollout = ? AND attempt = ? AND event_type = 'model_request'"
             " ORDER BY seq"
@@ -146,8 +154,8 @@ class Events:
             out.append({"http_status": data["http_status"], "code": data["error"]["code"]} if data else {})
         return out
 
-    def calls(self, rollout: int, attempt: str) -> list[Call]:
-        """The calls of an attempt, in order of arrival."""
+    def calls(self, rollout: int, attempt: str) -> list[dict[str, Any]]:
+        """The calls of an attempt in order of arrival, with the fields of adapter.types.Call; columns are arrays."""
         sql = (
             "SELECT call_id, policy_version, finish_reason, agent, constrained, prompt_ids, response_ids, logprobs,"
             " event IS NOT NULL AS delivered FROM events LEFT JOIN deliveries ON event = seq"
@@ -156,19 +164,20 @@ class Events:
         return [_call(row) for row in self._store.db.execute(sql, (rollout, attempt))]
 
 
-def _call(row: sqlite3.Row) -> Call:
-    return Call(
-        call_id=row["call_id"],
-        prompt_ids=np.frombuffer(row["prompt_ids"], np.int32),
-        response_ids=np.frombuffer(row["response_ids"], np.int32),
-        logprobs=None if row["logprobs"] is None else np.frombuffer(row["logprobs"], np.float32),
-        policy_version=row["policy_version"],
-        finish_reason=row["finish_reason"],
-        agent=row["agent"],
-        delivered=bool(row["delivered"]),
-        constrained=bool(row["constrained"]),
-        request_id=row["call_id"],
-    )
+def _call(row: sqlite3.Row) -> dict[str, Any]:
+    return {
+        "call_id": row["call_id"],
+        "prompt_ids": np.frombuffer(row["prompt_ids"], np.int32),
+        "response_ids": np.frombuffer(row["response_ids"], np.int32),
+        "logprobs": None if row["logprobs"] is None else np.frombuffer(row["logprobs"], np.float32),
+        "policy_version": row["policy_version"],
+        "finish_reason": row["finish_reason"],
+        "agent": row["agent"],
+        "trainable": True,
+        "delivered": bool(row["delivered"]),
+        "constrained": bool(row["constrained"]),
+        "request_id": row["call_id"],
+    }
 
 
 def _document(row: sqlite3.Row, triplet: bool) -> dict[str, Any]:

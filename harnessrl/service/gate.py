@@ -11,7 +11,7 @@ from harnessrl.service.errors import ApiError
 class Gate:
     """Counts what is in flight, and holds what arrives during a pause (bounded).
 
-    The check of `paused` and the count are one step of the event loop: once `pause` has returned, `inflight` only falls.
+    The check of `paused` and the count are one step of the event loop: after `pause`, `inflight` only falls.
     """
 
     def __init__(self, hold_seconds: float) -> None:

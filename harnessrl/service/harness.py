@@ -134,7 +134,7 @@ def find_function(name: str) -> Function:
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
         raise ValueError(f"agent_class must be MODULE:FUNCTION, got {name!r}")
-    function = getattr(importlib.import_module(module), attribute)
+    function: Function = getattr(importlib.import_module(module), attribute)
     if not inspect.iscoroutinefunction(function):
         raise ValueError(f"{name} must be an async function that takes the environment")
     return function

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,7 @@ class Segments:
         longest_first = sorted(filter(None, added), key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
         self._kept: dict[str, bytes] = {}
+        self._lock = threading.Lock()  # long texts are encoded in threads
         self.size = 0
         """Bytes kept now."""
 
@@ -50,13 +52,22 @@ class Segments:
         return np.frombuffer(b"".join(parts), np.int32)
 
     def _piece(self, text: str) -> bytes:
-        ids = self._kept.pop(text, None)
-        if ids is None:
-            (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-            ids = np.array(encoding.ids, np.int32).tobytes()
-            self.size += 4 * len(text) + len(ids)
-        self._kept[text] = ids  # the newest is last
-        while self.size > self._budget:
-            oldest = next(iter(self._kept))
-            self.size -= 4 * len(oldest) + len(self._kept.pop(oldest))
+        with self._lock:
+            ids = self._kept.pop(text, None)
+            if ids is not None:
+                self._kept[text] = ids  # the newest is last
+                return ids
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        ids = np.array(encoding.ids, np.int32).tobytes()
+        with self._lock:
+            if text not in self._kept:
+                self.size += _cost(text, ids)
+            self._kept[text] = ids
+            while self.size > self._budget:
+                oldest = next(iter(self._kept))
+                self.size -= _cost(oldest, self._kept.pop(oldest))
         return ids
+
+
+def _cost(text: str, ids: bytes) -> int:
+    return 4 * len(text) + len(ids)

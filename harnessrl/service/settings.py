@@ -96,7 +96,7 @@ def read_settings(kind: type[Settings], line: bytes | str) -> Settings:
     """Read one JSON object into a settings record.
 
     Raises:
-        ValueError: Not JSON, an unknown or missing key, or a value of the wrong type; names the key and what is allowed.
+        ValueError: Not JSON, an unknown or missing key, a value of the wrong type; names the key and what is allowed.
     """
     try:
         data = orjson.loads(line)

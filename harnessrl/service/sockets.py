@@ -11,6 +11,11 @@ _NOW = int(zmq.NOBLOCK)
 Frames = list[bytes]
 
 
+def descriptor(socket: zmq.Socket[bytes]) -> int:
+    """The file descriptor that signals a socket's events."""
+    return int(socket.getsockopt(zmq.FD))
+
+
 class Socket:
     """Sends at once and hands every received message to a callback. Closing drops what is unsent."""
 
@@ -23,7 +28,8 @@ class Socket:
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._drain_soon = False
-        self._loop.add_reader(self.raw.getsockopt(zmq.FD), self.drain)
+        self._descriptor = descriptor(self.raw)
+        self._loop.add_reader(self._descriptor, self.drain)
 
     def connect(self, address: str) -> None:
         """Connect to an address, which may be bound later.
@@ -48,7 +54,8 @@ class Socket:
         except zmq.ZMQError as error:
             self.close()
             raise ValueError(f"{address!r} cannot be listened at: {error}") from None
-        return self.raw.last_endpoint.decode()
+        endpoint: bytes = self.raw.last_endpoint  # type: ignore[assignment]
+        return endpoint.decode()
 
     def send(self, frames: Sequence[bytes]) -> None:
         """Queue one message (queues are unbounded: what is in flight is bounded by the callers)."""
@@ -74,5 +81,5 @@ class Socket:
     def close(self, linger: int = 0) -> None:
         """Stop listening and close, giving what is unsent `linger` milliseconds; may be called twice."""
         if not self.raw.closed:
-            self._loop.remove_reader(self.raw.getsockopt(zmq.FD))
+            self._loop.remove_reader(self._descriptor)
             self.raw.close(linger=linger)

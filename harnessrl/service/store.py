@@ -89,7 +89,7 @@ class Store:
     # -- transactions ---------------------------------------------------------------------------------------------
 
     def write(self, sql: str, values: Sequence[Any] = (), *, lazy: bool = False) -> sqlite3.Cursor:
-        """Execute one writing statement in this turn's transaction; a lazy one may wait for the next turn that writes."""
+        """Execute one writing statement in this turn's transaction; a lazy one may wait for the next that writes."""
         if not self._open:
             self.db.execute("BEGIN")
             self._open = True
@@ -149,7 +149,8 @@ class Store:
                 runs = local is not None and bool(local.get("agent_class") or local.get("command"))
                 values = [orjson.dumps(item[key]) for key in ("input", "config", "metadata")]
                 self.write(
-                    "INSERT INTO rollouts (rollout_id, state, is_train, input, config, metadata, local, created_at, updated_at)"
+                    "INSERT INTO rollouts"
+                    " (rollout_id, state, is_train, input, config, metadata, local, created_at, updated_at)"
                     " VALUES (?, 'queuing', ?, ?, ?, ?, ?, ?, ?)",
                     (rollout_id, item["is_train"], *values, runs, now, now),
                 )
@@ -162,7 +163,9 @@ class Store:
 
     def find(self, rollout_id: str) -> sqlite3.Row | None:
         """The few columns that a model call needs: seq, state."""
-        return self.db.execute("SELECT seq, state FROM rollouts WHERE rollout_id = ?", (rollout_id,)).fetchone()
+        cursor = self.db.execute("SELECT seq, state FROM rollouts WHERE rollout_id = ?", (rollout_id,))
+        row: sqlite3.Row | None = cursor.fetchone()
+        return row
 
     def get(self, rollout_id: str) -> dict[str, Any] | None:
         """One rollout in the contract's form."""
@@ -177,7 +180,10 @@ class Store:
 
     def terminal(self, after: int, limit: int) -> tuple[list[sqlite3.Row], int]:
         """Finished rollouts in order of completion, from behind cursor `after`; and how many there are in all."""
-        sql = "SELECT place, rollouts.* FROM completions JOIN rollouts ON rollout = seq WHERE place > ? ORDER BY place LIMIT ?"
+        sql = (
+            "SELECT place, rollouts.* FROM completions JOIN rollouts ON rollout = seq"
+            " WHERE place > ? ORDER BY place LIMIT ?"
+        )
         rows = self.db.execute(sql, (after, limit)).fetchall()
         return rows, self.db.execute("SELECT COUNT(*) FROM completions").fetchone()[0]
 

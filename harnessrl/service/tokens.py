@@ -35,7 +35,7 @@ class TemplateError(ValueError):
 class _Generation(Extension):
     """`{% generation %}` marks what the model writes; for rendering it is transparent."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012 (as in jinja2)
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Scope:
         line = next(parser.stream).lineno
@@ -57,6 +57,8 @@ class TextCodec:
             self._tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
         except Exception as error:  # the tokenizers package raises bare Exception
             raise ValueError(f"{path / 'tokenizer.json'} cannot be read: {error}") from None
+        self._tokenizer.no_truncation()  # what was saved with the tokenizer is no reason to cut a prompt
+        self._tokenizer.no_padding()
         config = _read_json(path / "tokenizer_config.json")
         self.special = {name: _content(config[name]) for name in _SPECIAL if config.get(name) is not None}
         self.vocabulary = self._tokenizer.get_vocab_size(with_added_tokens=True)

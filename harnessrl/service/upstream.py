@@ -100,6 +100,7 @@ class UpstreamBackend:
                 status, raw = response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise ApiError(503, f"the model server cannot be reached: {error}", retry_after=retry) from None
+        answer: Any
         try:
             answer = orjson.loads(raw)
         except orjson.JSONDecodeError:
@@ -109,7 +110,7 @@ class UpstreamBackend:
         choices = answer.get("choices") if isinstance(answer, dict) else None
         if not choices or any(choice.get("finish_reason") in (None, "abort", "error") for choice in choices):
             raise ApiError(503, "the model server ended the request without an answer", retry_after=retry)
-        return answer
+        return dict(answer)
 
     def _recorded(
         self,
@@ -137,6 +138,7 @@ class UpstreamBackend:
             call_id=os.urandom(8).hex(),
             arrived=turn.arrived,
             prompt_ids=prompt_ids,
+            key=prompt_key(prompt_ids),
             response_ids=_ids(answer, choice, "token_ids"),
             logprobs=_logprobs(choice),
             occurrence=occurrence,

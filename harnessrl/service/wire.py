@@ -1,4 +1,4 @@
-"""The frames between the service and a token engine: ids and logprobs travel as raw little-endian arrays, never as JSON.
+"""The frames between the service and a token engine: ids and logprobs are raw little-endian arrays, never JSON.
 
     request  (DEALER -> ROUTER)   [request id, 16 bytes][JSON header][int32 prompt ids]
     reply    (ROUTER -> DEALER)   [request id, 16 bytes][JSON header][int32 ids][float32 logprobs]

@@ -44,6 +44,7 @@ class Worker:
         self._runs: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._context = zmq.Context()
         self._socket = Socket(self._context, zmq.DEALER, self._on_message)
+        self._socket.raw.setsockopt(zmq.IDENTITY, self.name.encode())  # the same again after a broken connection
         self._socket.connect(config.controller)
         self._guard = harness.Guard()
         self._beats: threading.Thread | None = None

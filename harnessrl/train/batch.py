@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from harnessrl.adapter import (
     token_weights,
     tree_items,
 )
-from harnessrl.config import Config
+from harnessrl.config import Config, Task
 
 OWN_FAILURES = frozenset({"timeout", "call_bound", "context_overflow", "exit_code"})
 """Failures that are the policy's: they earn `task.failure_reward`. Others leave a rollout unscored."""
@@ -68,19 +68,21 @@ class Batch:
     owner: np.ndarray
     """int64 [S], index of each sample's rollout."""
     rewards: np.ndarray
-    """float64 [R], NaN where unscored."""
+    """float64 [R], those that advantages are computed from: NaN where unscored, or overlong and masked."""
     advantages: np.ndarray
     """float64 [R]; 0 where unscored."""
+    overlong: np.ndarray
+    """bool [R], rollouts of more than `task.overlong_tokens` sampled tokens."""
 
 
 def make_batch(finished: Sequence[Finished], config: Config) -> Batch:
-    """Merge every rollout and give it its advantage."""
+    """Merge every rollout and give it its advantage; calls of agents outside `train_agents` are context only."""
     finished = sorted(finished, key=lambda item: (item.rollout.group_id, item.rollout.rollout_id))
-    rollouts = [item.rollout for item in finished]
+    rollouts = [_trainable(item.rollout, config.train_agents) for item in finished]
     limit = config.update.max_sample_tokens
     merges = [merge_calls(r, config.update.strategy, max_sample_tokens=limit) for r in rollouts]
     counts = np.array([len(merge.samples) for merge in merges], np.int64)
-    rewards = np.array([np.nan if r.reward is None else r.reward for r in rollouts], np.float64)
+    rewards, overlong = _rewards(rollouts, config.task)
     advantages = rollout_advantages(
         rewards,
         [r.group_id for r in rollouts],
@@ -96,27 +98,49 @@ def make_batch(finished: Sequence[Finished], config: Config) -> Batch:
         owner=np.repeat(np.arange(len(rollouts)), counts),
         rewards=rewards,
         advantages=advantages,
+        overlong=overlong,
     )
+
+
+def _trainable(rollout: Rollout, agents: Sequence[str] | None) -> Rollout:
+    """The rollout with calls of agents that are not listed marked as not trainable; None lists all."""
+    if agents is None:
+        return rollout
+    calls = [replace(call, trainable=call.trainable and call.agent in agents) for call in rollout.calls]
+    return replace(rollout, calls=calls)
+
+
+def _rewards(rollouts: Sequence[Rollout], task: Task) -> tuple[np.ndarray, np.ndarray]:
+    """The rewards that advantages are computed from (NaN is unscored), and which rollouts are overlong."""
+    rewards = np.array([np.nan if r.reward is None else r.reward for r in rollouts], np.float64)
+    sampled = np.array([sum(len(call.response_ids) for call in r.calls) for r in rollouts], np.int64)
+    overlong = sampled > task.overlong_tokens if task.overlong_tokens else np.zeros(len(rollouts), bool)
+    if task.overlong == "mask":
+        return np.where(overlong, np.nan, rewards), overlong
+    return rewards - task.overlong_penalty * overlong, overlong
 
 
 def make_updates(
     batch: Batch, config: Config, seed: int, world_size: int = 1
-) -> tuple[list[list[list[Packed | PackedTree]]], float]:
+) -> tuple[list[list[list[Packed | PackedTree]]], dict[str, float]]:
     """The packs of each optimizer update, [updates][ranks][packs], with weights from the update's global counts.
 
-    Unscored rollouts are never trained. With `update.rollouts_per_update` groups stay whole.
+    Unscored rollouts are never trained; with `update.filter_zero_signal` groups without an advantage neither, and
+    weights do not count them. With `update.rollouts_per_update` groups stay whole.
 
     Returns:
-        the packs, and the balance: ranks' mean cost over the slowest rank's, over all updates (1 where none waits).
+        the packs, and metrics: `perf/rank_balance`, ranks' mean cost over the slowest rank's, over all updates (1 where
+        none waits), and how many groups and updates were left out by configuration.
     """
-    scored = ~np.isnan(batch.rewards)
-    chosen = np.flatnonzero(scored[batch.owner])
+    groups = np.unique([item.rollout.group_id for item in batch.finished], return_inverse=True)[1]
+    used, filtered = _used(batch, groups, config.update.filter_zero_signal)
+    metrics = {"perf/rank_balance": 1.0, "update/filtered_groups": filtered, "update/skipped_updates": 0.0}
+    chosen = np.flatnonzero(used[batch.owner])
     if len(chosen) == 0:
-        return [], 1.0
+        return [], metrics
     owner = batch.owner[chosen]
     samples = [batch.samples[s] for s in chosen]
     trained = np.array([int(sample.loss_mask.sum()) for sample in samples])
-    groups = np.unique([item.rollout.group_id for item in batch.finished], return_inverse=True)[1]
     items = _items(samples, config.update.tree)
     first = np.array([members[0] for members in items.members])
     plan = plan_updates(
@@ -130,8 +154,10 @@ def make_updates(
         seed=seed,
     )
     advantages = batch.advantages[owner]
+    run = plan.updates[: config.update.max_updates]
+    metrics["update/skipped_updates"] = float(len(plan.updates) - len(run))
     updates = []
-    for update in plan.updates:
+    for update in run:
         inside = np.concatenate([items.members[item] for item in update.samples])
         weights = np.zeros(len(samples))
         weights[inside] = token_weights(trained[inside], owner[inside], config.loss.normalizer, scale=config.loss.scale)
@@ -143,9 +169,19 @@ def make_updates(
             for rank in update.ranks
         ]
         updates.append(packs)
-    total = sum(update.total_cost for update in plan.updates)
-    slowest = sum(update.step_time for update in plan.updates)
-    return updates, total / (world_size * slowest) if slowest else 1.0
+    slowest = sum(update.step_time for update in run)
+    if slowest:
+        metrics["perf/rank_balance"] = sum(update.total_cost for update in run) / (world_size * slowest)
+    return updates, metrics
+
+
+def _used(batch: Batch, groups: np.ndarray, filter_zero_signal: bool) -> tuple[np.ndarray, float]:
+    """Which rollouts are trained, bool [R], and how many groups were left out for want of a signal."""
+    scored = ~np.isnan(batch.rewards)
+    if not filter_zero_signal:
+        return scored, 0.0
+    silent = np.bincount(groups, batch.advantages != 0)[groups] == 0
+    return scored & ~silent, float(len(np.unique(groups[scored & silent])))
 
 
 @dataclass(frozen=True)
@@ -177,7 +213,7 @@ def batch_metrics(batch: Batch, kinds: Counter[str]) -> dict[str, float]:
     trained = np.bincount(batch.owner, [s.loss_mask.sum() for s in batch.samples], minlength=len(counts))
     sampled = sum(len(call.response_ids) for item in batch.finished for call in item.rollout.calls)
     scored = ~np.isnan(batch.rewards)
-    rewards = batch.rewards[scored]
+    rewards = np.array([item.rollout.reward for item in batch.finished if item.rollout.reward is not None])
     used = counts > 0
     skipped = Counter(item.reason for merge in batch.merges for item in merge.skipped)
     failed = Counter(item.failure for item in batch.finished if item.failure)
@@ -185,6 +221,7 @@ def batch_metrics(batch: Batch, kinds: Counter[str]) -> dict[str, float]:
         "reward/mean": _mean(rewards),
         "reward/std": float(rewards.std()) if len(rewards) else float("nan"),
         "rollout/count": float(len(counts)),
+        "rollout/overlong": float(batch.overlong.sum()),
         "rollout/calls_mean": _mean(np.array([len(item.rollout.calls) for item in batch.finished])),
         "rollout/samples_mean": _mean(counts[used]),
         "rollout/single_sample_share": _mean(counts[used] == 1),
@@ -192,7 +229,7 @@ def batch_metrics(batch: Batch, kinds: Counter[str]) -> dict[str, float]:
         "rollout/tokens_mean": _mean(trained[used]),
         "rollout/trained_token_share": float(trained.sum() / sampled) if sampled else float("nan"),
         "sample/tokens_mean": _mean(np.array([len(s.token_ids) for s in batch.samples])),
-        "advantage/std": float(batch.advantages[scored].std()) if len(rewards) else float("nan"),
+        "advantage/std": float(batch.advantages[scored].std()) if scored.any() else float("nan"),
         "advantage/zero_signal_groups": float(_zero_signal(batch)),
     }
     metrics |= {f"merge/breaks_{kind}": float(n) for kind, n in kinds.items()}

@@ -1,24 +1,48 @@
-"""Checkpoints: everything a run needs to go on, written atomically with torch.distributed.checkpoint."""
+"""Checkpoints: everything a run needs to go on, written in the background, refused where damaged.
+
+    checkpoints/step-00010/    complete: it has this name only once all of this is written
+        .metadata, *.distcp    model and optimizer, by torch.distributed.checkpoint; loads on any number of ranks
+        state.json             position, learning-rate schedule, random states, score
+        manifest.json          size and sha256 of every other file (manifest.py)
+    checkpoints/best.json      which of those kept has the best score, and its value
+
+A kill at any moment leaves complete checkpoints and hidden folders, which the next save removes.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim.lr_scheduler import LRScheduler
 
+from harnessrl.errors import ConfigError, RunError
+from harnessrl.metrics import write_atomically
+from harnessrl.train.manifest import damage, write_manifest
 from harnessrl.train.parallel import World
+from harnessrl.train.random_state import random_state, restore_random
 
-KEEP = 2
-"""Checkpoints kept: the newest and the one before it."""
+STATE = "state.json"
+VALIDATION, TRAINING = "val/reward_mean", "reward/mean"
+WINDOW = 10
+"""Steps over which the training reward is averaged before two checkpoints are compared by it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,71 +53,239 @@ class Position:
     """Steps done; also the number of the next step."""
     version: int
     """Policy version of the weights."""
+    inputs: int
+    """Task inputs taken from the stream."""
 
 
-def save(
-    folder: Path,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    position: Position,
-    here: World | None = None,
-) -> Path:
-    """Write `folder/step-NNNNN`; it has that name only once it is complete. Older ones beyond `KEEP` are removed.
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What a checkpoint is compared by. Example: ``Score(metric="val/reward_mean", value=0.4)``"""
 
-    Every rank calls it and writes its own shards; the rename is rank 0's, after all have written.
+    metric: str
+    """`val/reward_mean`, which is preferred, or `reward/mean`."""
+    value: float
+    """The larger the better."""
+
+
+def score(lines: Sequence[Mapping[str, Any]]) -> Score | None:
+    """The last step's validation reward, else the mean training reward; None without either.
+
+    Args:
+        lines: metrics of the last `WINDOW` steps, in order.
     """
-    here = here or World()
-    final = folder / f"step-{position.step:05d}"
-    partial = folder / f".{final.name}.partial"
-    if here.leads:
-        for path in (partial, final):
-            if path.exists():
-                shutil.rmtree(path)
-    here.gather(None)
-    model_state, optimizer_state = get_state_dict(model, optimizer)
-    with _quiet():
-        dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=partial)
-    here.gather(None)
-    if here.leads:
-        (partial / "position.json").write_text(json.dumps({"step": position.step, "version": position.version}) + "\n")
+    validation = lines[-1].get(VALIDATION) if lines else None
+    if validation is not None and math.isfinite(validation):
+        return Score(metric=VALIDATION, value=validation)
+    values = [line.get(TRAINING) for line in lines]
+    values = [value for value in values if value is not None and math.isfinite(value)]
+    return Score(metric=TRAINING, value=sum(values) / len(values)) if values else None
+
+
+class Checkpoints:
+    """Writes the checkpoints of a run; a context manager that waits for the last one. Every rank has one.
+
+    Args:
+        folder: the run's `checkpoints`.
+        model, optimizer, scheduler: what is saved.
+        here: this rank.
+        keep: how many of the newest stay; the best stays besides.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: LRScheduler,
+        here: World | None = None,
+        keep: int = 2,
+    ) -> None:
+        self.folder, self.keep, self.here = folder, keep, here or World()
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        # Ranks agree on a checkpoint while training communicates, so they need a group of their own, on the CPU.
+        self.group = dist.new_group(backend="gloo") if self.here.size > 1 else None
+        self.thread = ThreadPoolExecutor(1, "checkpoint")
+        self.pending: Future[None] | None = None
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
+        self.thread.shutdown()
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is complete (on rank 0; elsewhere until its shards are written).
+
+        Raises:
+            RunError: it could not be written; those before are as they were.
+        """
+        pending, self.pending = self.pending, None
+        try:
+            if pending is not None:
+                pending.result()
+        except (CheckpointException, OSError) as error:
+            raise RunError(f"{self.folder}: a checkpoint could not be written: {_cause(error)}") from error
+
+    def save(self, position: Position, score: Score | None = None) -> None:
+        """Copy everything, then write `folder/step-NNNNN` in the background; waits for the one before. A collective.
+
+        Args:
+            position: where the run stands.
+            score: rank 0's, for `best.json`; None is not compared.
+        """
+        self.wait()
+        final = self.folder / f"step-{position.step:05d}"
+        partial = self.folder / f".{final.name}.partial"
+        if self.here.leads:
+            for left in self.folder.glob(".*step-*"):
+                shutil.rmtree(left)
+        state = {
+            "position": asdict(position),
+            "score": asdict(score) if score else None,
+            "scheduler": self.scheduler.state_dict(),
+            "optimizer": bool(self.optimizer.state),
+            "random": self.here.gather(random_state()),  # also the moment from which all may write
+        }
+        _quiet()
+        written = dcp.async_save(
+            _tensors(self.model, self.optimizer if state["optimizer"] else None),
+            checkpoint_id=partial,
+            process_group=self.group,
+            no_dist=self.group is None,
+        )
+        self.pending = self.thread.submit(self._commit, written, partial, final, json.dumps(state) + "\n")
+
+    def _commit(self, written: Future[Any], partial: Path, final: Path, state: str) -> None:
+        written.result()
+        if not self.here.leads:
+            return
+        (partial / STATE).write_text(state)
+        write_manifest(partial)
+        if final.exists():
+            _remove(final)
         partial.rename(final)
-        for old in _complete(folder)[:-KEEP]:
-            shutil.rmtree(old)
-    here.gather(None)
-    return final
+        kept = best(self.folder)
+        if kept is not None:
+            write_atomically(
+                self.folder / "best.json", json.dumps({"checkpoint": kept[0].name} | asdict(kept[1])) + "\n"
+            )
+        for old in complete(self.folder)[: -self.keep]:
+            if kept is None or old != kept[0]:
+                _remove(old)
 
 
-def latest(folder: Path) -> Path | None:
-    """The newest complete checkpoint, or None."""
-    found = _complete(folder)
-    return found[-1] if found else None
+def complete(folder: Path) -> list[Path]:
+    """The complete checkpoints, damaged or not, in order of their steps."""
+    return sorted((path for path in folder.glob("step-*") if path.name[5:].isdecimal()), key=step_of)
 
 
-def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Position:
-    """Fill model and optimizer from a checkpoint, in place.
+def step_of(path: Path) -> int:
+    """The step in a checkpoint's name."""
+    return int(path.name.removeprefix("step-"))
+
+
+def best(folder: Path) -> tuple[Path, Score] | None:
+    """The complete checkpoint of the best score, the first where several are: validation counts before training."""
+    found = []
+    for path in complete(folder):
+        try:
+            item = json.loads((path / STATE).read_text())["score"]
+        except (OSError, ValueError, KeyError):
+            continue  # damaged; whoever loads it says so
+        if item is not None:
+            found.append((path, Score(**item)))
+    return max(found, key=lambda item: (item[1].metric == VALIDATION, item[1].value), default=None)
+
+
+def usable(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest undamaged checkpoint, and a line about each newer one, which is renamed to `damaged-step-NNNNN`.
 
     Raises:
-        ValueError: the checkpoint cannot be read, by its path.
+        ConfigError: there are checkpoints and all are damaged; nothing is changed then.
     """
+    refused: list[tuple[Path, str]] = []
+    for path in reversed(complete(folder)):
+        reason = damage(path)
+        if reason is None:
+            break
+        refused.append((path, reason))
+    else:
+        if refused:
+            reasons = "; ".join(f"{path.name}: {reason}" for path, reason in refused)
+            raise ConfigError(f"{folder}: no checkpoint is usable ({reasons}); restore one, or take another run=NAME")
+        return None, []
+    for damaged, _ in refused:
+        aside = damaged.with_name(f"damaged-{damaged.name}")
+        if aside.exists():
+            _remove(aside)
+        damaged.rename(aside)
+    notes = [f"{item.name} is damaged ({reason}), set aside; using {path.name}" for item, reason in refused]
+    return path, notes
+
+
+def load(
+    path: Path,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: LRScheduler,
+    here: World | None = None,
+) -> Position:
+    """Fill everything from a checkpoint that any number of ranks wrote, in place. A collective.
+
+    A rank takes its own random states back, or rank 0's where there were fewer ranks.
+
+    Raises:
+        ConfigError: it is not of this policy and optimizer, by its path.
+    """
+    here = here or World()
+    state = json.loads((path / STATE).read_text())
+    tensors = _tensors(model, optimizer if state["optimizer"] else None)
+    _quiet()
     try:
-        position: dict[str, Any] = json.loads((path / "position.json").read_text())
-        model_state, optimizer_state = get_state_dict(model, optimizer)
-        state = {"model": model_state, "optimizer": optimizer_state}
-        with _quiet():
-            dcp.load(state, checkpoint_id=path)
-        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    except Exception as error:  # a damaged file raises whatever its reader raises
-        raise ValueError(f"{path}: not a usable checkpoint: {error}") from error
-    return Position(step=position["step"], version=position["version"])
+        dcp.load(tensors, checkpoint_id=path, no_dist=here.size == 1)
+        set_model_state_dict(model, tensors["model"])
+        if state["optimizer"]:
+            set_optimizer_state_dict(model, optimizer, tensors["optimizer"])
+    except (CheckpointException, Exception) as error:  # the bytes are right, so they are of something else
+        raise ConfigError(f"{path}: not a checkpoint of this policy and optimizer: {_cause(error)}") from error
+    scheduler.load_state_dict(state["scheduler"])
+    for group, lr in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+        group["lr"] = lr
+    states = state["random"]
+    restore_random(states[here.rank if here.rank < len(states) else 0])
+    return Position(**state["position"])
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """One process is what is meant here; DCP warns of it every time."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+def load_policy(path: Path, model: torch.nn.Module) -> None:
+    """Fill an unsharded model alone from a checkpoint, in one process."""
+    tensors = _tensors(model, None)
+    _quiet()
+    dcp.load(tensors, checkpoint_id=path, no_dist=True)
+    set_model_state_dict(model, tensors["model"])
 
 
-def _complete(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*")) if folder.exists() else []
+def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """State dicts by names that no sharding changes.
+
+    An optimizer that has not stepped has no state, and to ask for it would make it step: the caller passes None then.
+    """
+    tensors = {"model": get_model_state_dict(model)}
+    return tensors if optimizer is None else tensors | {"optimizer": get_optimizer_state_dict(model, optimizer)}
+
+
+def _quiet() -> None:
+    """One process is what is meant; DCP warns of it every time, in a thread that no context manager covers."""
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+
+
+def _cause(error: BaseException) -> str:
+    """What went wrong: DCP's errors end with it, after their ranks' tracebacks."""
+    return str(error).strip().splitlines()[-1].strip()
+
+
+def _remove(path: Path) -> None:
+    """Take a folder's name away, then its content: a kill in between leaves nothing that looks complete."""
+    hidden = path.with_name(f".{path.name}.removed")
+    path.rename(hidden)
+    shutil.rmtree(hidden)

@@ -17,8 +17,10 @@ from harnessrl.engine.base import Engine
 from harnessrl.processes import Child
 from harnessrl.service import wire
 
-POLL_SECONDS = 0.05
-"""How often finished rollouts are asked for while the engine works."""
+IDLE_SECONDS = 0.03
+"""How long the engine waits for a request, and how often finished rollouts are asked for while it is idle."""
+BUSY_SECONDS = 0.3
+"""How often they are asked for while it works: each question waits for a service that is busy with calls."""
 
 
 class EngineServer:
@@ -240,14 +242,14 @@ def collect(
     items: list[dict[str, Any]] = []
     last_event = next_poll = time.monotonic()
     while len(items) < len(wanted):
-        answered = server.pump(int(POLL_SECONDS * 1000))
+        answered = server.pump(int(IDLE_SECONDS * 1000))
         now = time.monotonic()
-        if now >= next_poll:
+        if now >= next_poll or (not server.engine.open_requests and now >= next_poll - BUSY_SECONDS + IDLE_SECONDS):
             fresh = [item for item in services.finished() if item["rollout_id"] in wanted]
             items += fresh
             services.check()
             report(len(items), len(wanted))
-            next_poll = time.monotonic() + POLL_SECONDS
+            next_poll = time.monotonic() + BUSY_SECONDS
             answered += len(fresh)
         if answered:
             last_event = now

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -33,15 +33,16 @@ from harnessrl.config import Config
 from harnessrl.display import Display
 from harnessrl.engine.torch_engine import TorchEngine
 from harnessrl.errors import ConfigError
-from harnessrl.metrics import RunFolder
+from harnessrl.metrics import RunFolder, read_jsonl
 from harnessrl.preflight import check, locked, resolve
-from harnessrl.train import checkpoint
+from harnessrl.train import checkpoint, faults
 from harnessrl.train.batch import Batch, Finished, batch_metrics, make_batch, make_updates
 from harnessrl.train.collect import EngineServer, Services, collect, rollout_specs
+from harnessrl.train.export import copy_description
 from harnessrl.train.parallel import World, copy_parameters, shard, world
 from harnessrl.train.policy import Policy, load_model
 from harnessrl.train.replay import advantage_gap, read_steps
-from harnessrl.train.update import Sums, Updater
+from harnessrl.train.update import Sums, Updater, warmup
 
 
 def train(config: Config) -> dict[str, float]:
@@ -51,6 +52,7 @@ def train(config: Config) -> dict[str, float]:
         the metrics of the last step that ran (on rank 0); empty if all had run before.
     Raises:
         ConfigError: bad input, before anything is started.
+        RunError: a loss or gradient norm that is not finite; the weights are those of the last whole update.
     """
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
@@ -59,13 +61,17 @@ def train(config: Config) -> dict[str, float]:
         if here.leads:
             stack.enter_context(locked(config.folder))
             check(config)
-        found = checkpoint.latest(config.folder / "checkpoints")
-        start = int(found.name.removeprefix("step-")) if found else 0
+        checkpoints = [checkpoint.usable(config.folder / "checkpoints")] * here.size if here.leads else None
+        found, notes = here.deal(checkpoints)
+        start = checkpoint.step_of(found) if found else 0
         display = stack.enter_context(Display(config.run, start, config.steps, shown=here.leads))
+        for note in notes:
+            display.note(note)
         if start >= config.steps:
             display.note(f"finished already: {start} steps in {config.folder}")
             return {}
         trainer = Trainer(config, here, found, display)
+        stack.enter_context(trainer.checkpoints)
         roller = stack.enter_context(Roller(config, trainer, display)) if here.leads else None
         return run_steps(config, trainer, roller, display)
 
@@ -89,7 +95,7 @@ def run_steps(config: Config, trainer: Trainer, roller: Roller | None, display: 
             metrics["perf/train_tokens_per_second"] = sums.totals["pack_tokens"] / (updated - collected)
             roller.write(step, rolled, metrics, began)
         if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps:
-            trainer.save()
+            trainer.save(checkpoint.score(roller.recent) if roller else None)
         if roller:
             display.step(metrics)
     return metrics
@@ -112,16 +118,26 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             self.policy.parameters(), update.lr, tuple(update.betas), weight_decay=update.weight_decay
         )
-        self.updater = Updater(self.policy, self.optimizer, reference, config, here)
-        self.position = checkpoint.Position(step=0, version=0)
+        scheduler = warmup(self.optimizer, update.warmup_steps)
+        self.updater = Updater(self.policy, self.optimizer, reference, config, here, scheduler)
+        parts = (self.policy, self.optimizer, scheduler, here)
+        self.checkpoints = checkpoint.Checkpoints(config.folder / "checkpoints", *parts, config.checkpoint_keep)
+        if here.leads:
+            copy_description(self.folder, self.checkpoints.folder)
+        self.position = checkpoint.Position(step=0, version=0, inputs=0)
         if found:
-            self.position = checkpoint.load(found, self.policy, self.optimizer)
+            self.position = checkpoint.load(found, *parts)
             display.note(f"resumed at step {self.position.step}")
 
     def update(self, packs: list[list[list[Packed | PackedTree]]] | None) -> Sums:
         """Train on a step's packs, [rank][update][pack] on rank 0, and move on by one step and version."""
-        sums = self.updater.step(self.here.deal(packs), self.position.version)
-        self.position = checkpoint.Position(step=self.position.step + 1, version=self.position.version + 1)
+        at = self.position
+        try:
+            sums = self.updater.step(self.here.deal(packs), at.version)
+        except faults.Fault as fault:
+            raise faults.record(fault, self.config.folder / "faults", at.step, at.version, self.here) from fault
+        inputs = at.inputs + self.config.task.groups
+        self.position = checkpoint.Position(step=at.step + 1, version=at.version + 1, inputs=inputs)
         return sums
 
     def copy_to(self, target: PreTrainedModel | None) -> None:
@@ -129,9 +145,9 @@ class Trainer:
         if self.here.size > 1:
             copy_parameters(self.policy.model, target)
 
-    def save(self) -> None:
-        """Write a checkpoint."""
-        checkpoint.save(self.config.folder / "checkpoints", self.policy, self.optimizer, self.position, self.here)
+    def save(self, score: checkpoint.Score | None) -> None:
+        """Write a checkpoint, in the background."""
+        self.checkpoints.save(self.position, score)
 
 
 @dataclass(frozen=True)
@@ -143,8 +159,8 @@ class Rolled:
     batch: Batch
     packs: list[list[list[Packed | PackedTree]]]
     """[rank][update][pack]"""
-    balance: float
-    """Mean over updates of (mean cost of the ranks / cost of the slowest)."""
+    plan: dict[str, float]
+    """Metrics of the plan: its balance, and what it left out."""
 
 
 class Roller:
@@ -159,7 +175,7 @@ class Roller:
         self.engine.version = position.version
         self.recorded = read_steps(Path(config.replay)) if config.replay else iter(())
         stream = resolve(config.task.inputs)(config.seed, "train")
-        self.inputs: Iterator[Any] = itertools.islice(stream, position.step * config.task.groups, None)
+        self.inputs: Iterator[Any] = itertools.islice(stream, position.inputs, None)
         self.start = position.step
         self.folder = trainer.folder
 
@@ -175,6 +191,7 @@ class Roller:
                 stack.callback(self.services.close)
             self.record = RunFolder(self.config.folder, self.start, asdict(self.config))
             stack.callback(self.record.close)
+            self.recent = deque(read_jsonl(self.config.folder / "metrics.jsonl"), maxlen=checkpoint.WINDOW)
             self.stack = stack.pop_all()
         return self
 
@@ -187,11 +204,11 @@ class Roller:
         items = self._replayed(step) if config.replay else self._collected(step)
         self.display.status("updating")
         batch = make_batch([Finished.from_trace(item, config.task.failure_reward) for item in items], config)
-        updates, balance = make_updates(batch, config, seed=config.seed + step, world_size=ranks)
+        updates, plan = make_updates(batch, config, seed=config.seed + step, world_size=ranks)
         self.engine.drain()
         self.engine.sleep()
         self.engine.wake(("weights",))
-        return Rolled(items, batch, [[update[rank] for update in updates] for rank in range(ranks)], balance)
+        return Rolled(items, batch, [[update[rank] for update in updates] for rank in range(ranks)], plan)
 
     def _collected(self, step: int) -> list[dict[str, Any]]:
         specs = rollout_specs(list(itertools.islice(self.inputs, self.config.task.groups)), self.config, step)
@@ -220,7 +237,7 @@ class Roller:
         metrics["rollout/drift_share"] = drift_share(rolled.batch, self.tokenizer)
         if self.config.replay:
             metrics["replay/advantage_gap"] = advantage_gap(rolled.batch, rolled.items)
-        return metrics | {"perf/padding_share": 0.0, "perf/rank_balance": rolled.balance}
+        return metrics | {"perf/padding_share": 0.0} | rolled.plan
 
     def write(self, step: int, rolled: Rolled, metrics: dict[str, float], began: float) -> None:
         """Append to rollouts.jsonl, metrics.jsonl and TensorBoard; `began` is when the step did."""
@@ -236,6 +253,7 @@ class Roller:
         self.record.histograms(step, columns)
         metrics["time/step"] = time.perf_counter() - began
         self.record.log(step, metrics)
+        self.recent.append(metrics)
 
     def _decode(self, ids: Any) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from harnessrl.adapter import Packed, PackedTree
 from harnessrl.attention import Documents, Layout, use_layouts
+from harnessrl.train.head import head_logprobs
 
-HEAD_ELEMENTS = 2**23
-"""Logits held at once by the head, tokens x vocabulary (32 MiB of float32)."""
+HEAD_ELEMENTS = 2**26 if torch.cuda.is_available() else 2**20
+"""Logits in a tile of the head: 4 MiB of float32, near a core's cache; on a GPU 256 MiB, work for whole kernels."""
 
 
 def load_model(folder: Path, device: str = "cpu") -> PreTrainedModel:
@@ -39,8 +39,8 @@ class Scored:
 class Policy(nn.Module):
     """A causal LM that scores tokens: log_softmax(logits / temperature) at chosen positions, and the entropy there.
 
-    Only chosen positions pass the output head, in chunks of `HEAD_ELEMENTS`, so that no [tokens, vocabulary] tensor of
-    the whole pack exists; with several chunks each is recomputed in the backward pass.
+    Only chosen positions pass the output head, in tiles of `HEAD_ELEMENTS` (`head_logprobs`), so that no
+    [tokens, vocabulary] tensor of the whole pack exists.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -59,26 +59,18 @@ class Policy(nn.Module):
     ) -> Scored:
         """tokens, positions [1, N]; source [T] where to read, labels [T] what to score."""
         output = self.model.base_model(input_ids=tokens, position_ids=positions, use_cache=False, layout=layout)
-        hidden = output.last_hidden_state[0]
         head = self.model.get_output_embeddings()
-        chunk = max(1, HEAD_ELEMENTS // self.model.config.get_text_config().vocab_size)
-        if len(source) <= chunk:
-            return Scored(*_head(head, hidden[source], labels, temperature, entropy_gradient))
-        parts = [
-            checkpoint(_head, head, hidden[at], label, temperature, entropy_gradient, use_reentrant=False)
-            for at, label in zip(source.split(chunk), labels.split(chunk), strict=True)
-        ]
-        return Scored(*(torch.cat(column) for column in zip(*parts, strict=True)))
-
-
-def _head(
-    head: nn.Module, hidden: Tensor, labels: Tensor, temperature: float, entropy_gradient: bool
-) -> tuple[Tensor, Tensor]:
-    logits = head(hidden).float() / temperature
-    logprobs = logits.log_softmax(-1)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return logprobs.gather(-1, labels[:, None])[:, 0], entropy
+        assert isinstance(head, nn.Linear), head
+        columns = head_logprobs(
+            output.last_hidden_state[0].index_select(0, source),
+            head.weight,
+            labels,
+            temperature,
+            bias=head.bias,
+            entropy_gradient=entropy_gradient,
+            elements=HEAD_ELEMENTS,
+        )
+        return Scored(*columns)
 
 
 def score(
@@ -117,6 +109,5 @@ def _layout(packed: Packed | PackedTree, device: str) -> Layout:
     if len(packed.token_ids) == 0:
         return Documents(np.array([0, 1]), device)
     if isinstance(packed, PackedTree):
-        roots = np.flatnonzero(packed.parent < 0)
-        return Documents(np.append(roots, len(packed.token_ids)), device, packed.subtree_end)
+        return Documents.trees(packed.parent, packed.subtree_end, device)
     return Documents(packed.cu_seqlens, device)

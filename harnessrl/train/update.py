@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,9 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from harnessrl.adapter import Packed, PackedTree
 from harnessrl.config import Config
+from harnessrl.train.faults import Suspect, trace
 from harnessrl.train.objective import importance_weights, kl_values, policy_loss, weighted_sum
 from harnessrl.train.parallel import World, whole
 from harnessrl.train.policy import Policy, Scored, score
@@ -71,6 +74,11 @@ def combine(parts: Sequence[Sums]) -> Sums:
     )
 
 
+def warmup(optimizer: torch.optim.Optimizer, updates: int) -> LambdaLR:
+    """The learning rate of update n, from 0: lr * min(1, (n + 1) / updates); constant where updates is 0."""
+    return LambdaLR(optimizer, lambda n: min(1.0, (n + 1) / max(updates, 1)))
+
+
 class Updater:
     """Runs the updates of a step on this rank.
 
@@ -80,6 +88,7 @@ class Updater:
         reference: frozen policy of the KL term, or None.
         config: objective and clipping.
         here: this rank.
+        scheduler: steps once an update, after the optimizer; None keeps the learning rate.
     """
 
     def __init__(
@@ -89,9 +98,10 @@ class Updater:
         reference: Policy | None,
         config: Config,
         here: World | None = None,
+        scheduler: LRScheduler | None = None,
     ) -> None:
         self.policy, self.optimizer, self.reference = policy, optimizer, reference
-        self.config, self.here = config, here or World()
+        self.config, self.here, self.scheduler = config, here or World(), scheduler
 
     def step(self, updates: Sequence[Sequence[Packed | PackedTree]], version: int) -> Sums:
         """Run every update, `epochs` times over, and return what happened on all ranks.
@@ -102,13 +112,17 @@ class Updater:
         Args:
             updates: this rank's packs of each update (`make_updates`); every rank has equally many of both.
             version: the policy version that the updates start from.
+        Raises:
+            Fault: a logprob, loss or gradient norm is not finite, on every rank and before that update's step.
         """
         sums = Sums()
         single = len(updates) * self.config.update.epochs == 1
         old = None if single else [[self._logprobs(p, version, sums) for p in packs] for packs in updates]
+        if old is not None:
+            self._check_old(updates, old)
         for _ in range(self.config.update.epochs):
             for index, packs in enumerate(updates):
-                self._update(packs, old[index] if old else None, version, sums)
+                self._update(index, packs, old[index] if old else None, version, sums)
         return combine(self.here.gather(sums))
 
     def _score(self, policy: Policy, packed: Packed) -> Scored:
@@ -123,26 +137,69 @@ class Updater:
         return logprobs
 
     def _update(
-        self, packs: Sequence[Packed | PackedTree], old: Sequence[Tensor] | None, version: int, sums: Sums
+        self, number: int, packs: Sequence[Packed | PackedTree], old: Sequence[Tensor] | None, version: int, sums: Sums
     ) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        balance = 0.0
+        balance, losses = 0.0, []
         for index, packed in enumerate(packs):
             scored = self._score(self.policy, packed)
             if old is None:
                 _note_gap(packed, scored.logprobs, version, sums)
             loss, pack_balance = self._loss(packed, scored, old[index] if old else None, sums)
             balance += pack_balance
-            # FSDP averages gradients over ranks, our loss is a sum over them: this factor is the whole difference.
-            (loss * self.here.size).backward()
-        norm = whole(
-            torch.nn.utils.clip_grad_norm_(
-                self.policy.parameters(), self.config.update.grad_clip, error_if_nonfinite=True
-            )
-        )
+            losses.append(self._backward(loss))
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.update.grad_clip)))
+        self._check(number, packs, old, losses, norm)
         self.optimizer.step()
-        sums.norms.append(float(norm))
+        if self.scheduler is not None:
+            self.scheduler.step()
+        sums.norms.append(norm)
         sums.balances.append(balance)
+
+    def _backward(self, loss: Tensor) -> float:
+        # FSDP averages gradients over ranks, our loss is a sum over them: this factor is the whole difference.
+        (loss * self.here.size).backward()
+        return loss.item()
+
+    def _check_old(self, updates: Sequence[Sequence[Packed | PackedTree]], old: Sequence[Sequence[Tensor]]) -> None:
+        """Stop before the first update where a logprob of any of them is not finite."""
+        suspects = [
+            Suspect(update=number, index=index, packed=packed, old=None)
+            for number, packs in enumerate(updates)
+            for index, packed in enumerate(packs)
+            if not old[number][index].isfinite().all()
+        ]
+        if any(self.here.gather(bool(suspects))):
+            raise trace("a logprob is not finite", suspects, self._finite, self.here)
+
+    def _check(
+        self,
+        number: int,
+        packs: Sequence[Packed | PackedTree],
+        old: Sequence[Tensor] | None,
+        losses: Sequence[float],
+        norm: float,
+    ) -> None:
+        """Stop before the optimizer steps where a loss or the gradient norm is not finite."""
+        total = sum(self.here.gather(sum(losses)))
+        if math.isfinite(total) and math.isfinite(norm):
+            return
+        suspects = [
+            Suspect(update=number, index=index, packed=packed, old=old[index] if old else None)
+            for index, packed in enumerate(packs)
+            if not math.isfinite(losses[index]) or math.isfinite(total)  # only a gradient: of any pack
+        ]
+        raise trace(f"loss {total}, gradient norm {norm}", suspects, self._finite, self.here)
+
+    def _finite(self, packed: Packed | PackedTree, old: Tensor | None) -> bool:
+        """Whether a pack alone has a finite loss and gradient norm; leaves no gradient. A collective."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, _ = self._loss(packed, self._score(self.policy, packed), old, Sums())
+        value = self._backward(loss)
+        gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
+        norm = float(whole(torch.nn.utils.get_total_norm(gradients)))
+        self.optimizer.zero_grad(set_to_none=True)
+        return math.isfinite(value) and math.isfinite(norm)
 
     def _loss(
         self, packed: Packed | PackedTree, scored: Scored, old: Tensor | None, sums: Sums

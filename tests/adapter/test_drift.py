@@ -100,10 +100,17 @@ def test_summarized():
 
 
 def test_summarized_though_the_summary_sorts_before_the_chat():
-    (broken,) = breaks((f"{CHAT}|a|b|c", "d"), ("<s>|<user>|task|<end>|note", "ok"))
+    chat = f"{CHAT}|a|b|c"
+    (broken,) = breaks((chat, "d"), (f"{chat}|d|e", "f"), ("<s>|<user>|task|<end>|note", "ok"))
     drift = explain_break(broken, WORDS.decode)
-    assert (drift.kind, drift.known_call, drift.found_call) == ("summarized", "c0", "c1")
+    assert (drift.kind, drift.known_call, drift.found_call) == ("summarized", "c0", "c2")
     assert broken.call.call_id == "c0"
+
+
+def test_a_helper_that_starts_alike_is_no_summary_when_the_chat_goes_on():
+    grown, helper = f"{CHAT}|a|<end>|<user>|b|<end>|<bot>", "<s>|<user>|task|<end>|<helper>|h"
+    more = f"{grown}|c|<end>|<user>|d|<end>|<bot>"
+    assert kind((CHAT, "a|<end>"), (grown, "c|<end>"), (helper, "ok"), (more, "yes")) == "unrelated"
 
 
 @pytest.mark.parametrize("decode", [WORDS.decode, None], ids=["text", "ids"])
@@ -164,3 +171,38 @@ def test_half_a_character_is_not_a_difference():
     second = Call(call_id="b", prompt_ids=[0, 3, 4], response_ids=[0], logprobs=[-1])
     (broken,) = merge_calls(Rollout(rollout_id="r", group_id="g", calls=[first, second])).breaks
     assert explain_break(broken, decode).kind == "retokenized"
+
+
+ROLE = "<s>|<user>|task|<end>|<turn>|assistant|\n"  # the role is a word, so a response does not begin next to markup
+
+
+@pytest.mark.parametrize(
+    ("response", "came_back"),
+    [
+        ("\n|yes|<end>", "yes|<end>|<turn>|user|\n|more"),  # trimmed
+        ("<think>|\n\n|</think>|\n\n|yes|<end>", "yes|<end>|<turn>|user|\n|more"),  # empty thinking
+        ("\t|\n", "<end>|<turn>|user|\n|more"),  # nothing but blanks
+    ],
+)
+def test_template_behind_a_role_in_words(response, came_back):
+    assert kind((ROLE, response), (f"{ROLE}|{came_back}", "ok")) == "template"
+
+
+def test_an_accent_that_the_tokenizer_joins_is_retokenized():
+    assert kind((CHAT, "caf|e|\u0301|s|<end>"), (f"{CHAT}|caf|é|s|<end>|more", "ok")) == "retokenized"
+    assert kind((CHAT, "caf|e|\u0301|s|<end>"), (f"{CHAT}|caf|è|s|<end>|more", "ok")) == "rewritten"
+
+
+def test_dropped_reasoning_is_no_summary_though_the_prompt_gets_shorter():
+    thought = f"{CHAT}|<think>|a|b|c|d|e|f|g|</think>|look|<end>|<tool>|page|<end>|<bot>"
+    dropped = f"{CHAT}|look|<end>|<tool>|page|<end>|<bot>|found|<end>|<bot>"
+    first = (CHAT, "<think>|a|b|c|d|e|f|g|</think>|look|<end>")
+    assert kind(first, (thought, "found|<end>"), (dropped, "ok")) == "rewritten"
+
+
+def test_what_was_said_is_held_as_a_whole_line():
+    seen, masked = f"{CHAT}|look|<end>|<tool>|page one|<end>|<bot>", f"{CHAT}|look|<end>|<tool>|...|<end>|<bot>"
+    said = f"{masked}|page|<end>|<user>|more|<bot>"
+    assert kind((CHAT, "look|<end>"), (seen, "page|<end>"), (said, "ok")) == "rewritten"
+    mentioned = f"{masked}|pages|<end>|<user>|more|<bot>"
+    assert kind((CHAT, "look|<end>"), (seen, "page|<end>"), (mentioned, "ok")) == "branched"

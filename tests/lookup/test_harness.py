@@ -19,11 +19,25 @@ from experiments.lookup.harness import Message, parse, play, run
 from experiments.lookup.task import inputs
 
 TASK = {"seed": 7, "table": {"abc": "cde", "cde": "eab", "eab": "bbb", "bbb": "abc"}, "start": "abc", "hops": 2}
-NEVER = type("Never", (), {"random": lambda self: 1.0})()
-ALWAYS = type("Always", (), {"random": lambda self: 0.0})()
 
 
-def script(replies: list[str], task: Mapping[str, Any] = TASK, rng: Any = NEVER) -> tuple[float, list[tuple[str, str]]]:
+class Fixed(random.Random):
+    """A source whose every draw is `value`: 0.0 hands every hop off, 1.0 none."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
+    def random(self) -> float:
+        return self.value
+
+
+NEVER, ALWAYS = Fixed(1.0), Fixed(0.0)
+
+
+def script(
+    replies: list[str], task: Mapping[str, Any] = TASK, rng: random.Random = NEVER
+) -> tuple[float, list[tuple[str, str]]]:
     """Play `task` with fixed replies; return the reward and (agent, history as "role:content|...") of every turn."""
     asked: list[tuple[str, str]] = []
 
@@ -124,24 +138,32 @@ def test_a_helper_that_gives_up_is_an_error_of_its_caller() -> None:
 
 
 def test_hand_offs_are_rarer_before_an_error_than_after() -> None:
-    middle = type("Middle", (), {"random": lambda self: 0.3})()
-    _, asked = script(["get abc", "x", "get cde", "say eab", "say eab"], rng=middle)
+    _, asked = script(["get abc", "x", "get cde", "say eab", "say eab"], rng=Fixed(0.3))
     assert [agent for agent, _ in asked] == ["main", "main", "main", "helper", "main"]
 
 
+DROP = object()
+
+
 class Endpoint:
-    """A chat endpoint and an event sink; `answer` sees the request's body, and may return an HTTP response instead."""
+    """A chat endpoint and an event sink; `answer` makes of a request's body a text, a whole response, or DROP."""
 
     def __init__(self, answer: Callable[[dict[str, Any]], Any]) -> None:
         self.answer, self.bodies, self.events, self.connections = answer, [], [], set()
         self.keys: set[str] = set()
+        self.agents: list[str] = []
 
     async def chat(self, request: web.Request) -> web.Response:
         self.keys.add(request.headers["Authorization"])
         self.connections.add(request.transport)
         body = await request.json()
         self.bodies.append(body)
+        self.agents.append(request.headers["X-Agent"])
         answer = self.answer(body)
+        if answer is DROP:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
         if isinstance(answer, web.Response):
             return answer
         return web.json_response({"choices": [{"message": {"role": "assistant", "content": answer}}]})
@@ -194,7 +216,7 @@ def test_a_perfect_player_is_rewarded_over_http_and_connections_are_shared() -> 
     assert sorted(rollout for rollout, _ in endpoint.events) == sorted([f"r{k}" for k in range(40)] * 2)
     assert endpoint.keys == {"Bearer secret"}
     assert len(endpoint.bodies) > 280 and len(endpoint.connections) <= 40
-    assert {body["metadata"]["agent"] for body in endpoint.bodies} == {"main", "helper"}
+    assert set(endpoint.agents) == {"main", "helper"}
     assert not harness._SESSIONS  # closed with its loop
 
 
@@ -202,7 +224,7 @@ def test_siblings_differ_in_their_own_choices_and_a_rollout_repeats() -> None:
     def agents(rollout: str) -> list[str]:
         endpoint = Endpoint(right)
         asyncio.run(endpoint.serve(lambda url: run(environment(url, rollout))))
-        return [body["metadata"]["agent"] for body in endpoint.bodies]
+        return endpoint.agents
 
     runs = {f"r{k}": agents(f"r{k}") for k in range(20)}
     assert len({tuple(run) for run in runs.values()}) > 1
@@ -210,19 +232,16 @@ def test_siblings_differ_in_their_own_choices_and_a_rollout_repeats() -> None:
 
 
 def test_overload_and_dropped_connections_are_tried_again() -> None:
-    faults = ["503", "drop", "429"]
+    faults: list[Any] = [503, DROP, 429]
 
     def answer(body: dict[str, Any]) -> Any:
-        fault = faults.pop(0) if faults else None
-        if fault == "drop":
-            return web.Response(status=503, headers={"Retry-After": "0"})
-        if fault:
-            return web.Response(status=int(fault), headers={"Retry-After": "0"})
-        return right(body)
+        fault = faults.pop(0) if faults else right(body)
+        return web.Response(status=fault, headers={"Retry-After": "0"}) if isinstance(fault, int) else fault
 
     endpoint = Endpoint(answer)
     asyncio.run(endpoint.serve(lambda url: run(environment(url, "r0"))))
     assert endpoint.bodies[0] == endpoint.bodies[1] == endpoint.bodies[2] == endpoint.bodies[3]
+    assert len(endpoint.bodies) >= 6
     assert endpoint.events[0][1]["data"] == {"value": 1.0}
 
 

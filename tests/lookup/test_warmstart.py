@@ -1,8 +1,7 @@
 """Demonstrations, their rows of tokens, and the warm start at tiny size."""
 
+import math
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -57,18 +56,23 @@ def test_without_noise_every_episode_is_won_whatever_is_summarised_or_handed_off
     assert sum(messages[0]["content"].startswith("look up") for messages in histories) > 100
 
 
-def test_noise_has_the_rates_that_it_names() -> None:
+def noisy_turns(noise: Noise, verb: str) -> list[tuple[set[str], str, str]]:
+    """(keys of the table, right reply, what was replied) of every turn whose right reply is a `verb`."""
     rng = random.Random(0)
-    noise = Noise(wrong_key=0.3, malformed=0.1, wrong_answer=0.4)
-    turns = [(task, turn) for task in islice(inputs(0), 1500) for turn in demonstrate(task, noise, rng)[0]]
-    calls = [(task, turn) for task, turn in turns if right_reply(turn.messages).startswith("get")]
-    answers = [turn for _, turn in turns if right_reply(turn.messages).startswith("say")]
-    malformed = [turn for _, turn in calls if parse(turn.reply) is None]
-    missing = [turn for task, turn in calls if (call := parse(turn.reply)) and call[1] not in task["table"]]
-    wrong = [turn for turn in answers if turn.reply != right_reply(turn.messages)]
+    turns = [(task, turn) for task in islice(inputs(0), 800) for turn in demonstrate(task, noise, rng)[0]]
+    rows = [(set(task["table"]), right_reply(turn.messages), turn.reply) for task, turn in turns]
+    return [row for row in rows if row[1].startswith(verb)]
+
+
+def test_noise_has_the_rates_that_it_names() -> None:
+    calls = noisy_turns(Noise(wrong_key=0.3, malformed=0.1), "get")
+    malformed = [reply for _, _, reply in calls if parse(reply) is None]
+    missing = [call for table, _, reply in calls if (call := parse(reply)) and call[1] not in table]
     assert len(malformed) / len(calls) == pytest.approx(0.1, abs=0.02)
     assert len(missing) / len(calls) == pytest.approx(0.3 * 0.9, abs=0.02)
-    assert len(wrong) / len(answers) == pytest.approx(0.4, abs=0.04)
+    answers = noisy_turns(Noise(wrong_answer=0.4), "say")
+    wrong = [reply for _, right, reply in answers if reply != right]
+    assert len(wrong) / len(answers) == pytest.approx(0.4 * 124 / 125, abs=0.04)
 
 
 def test_rows_train_every_reply_once_and_nothing_else() -> None:
@@ -86,7 +90,9 @@ def test_rows_train_every_reply_once_and_nothing_else() -> None:
         "<|user|>look up abc<|end|><|assistant|>get abc<|end|>",
         "<|user|>follow abc 2 times<|end|><|user|>so far 2 now eab<|end|><|assistant|>say eab<|end|>",
     ]
-    trained = [[token for token, label in zip(row.token_ids, row.labels, strict=True) if label != IGNORE] for row in rows]
+    trained = [
+        [token for token, label in zip(row.token_ids, row.labels, strict=True) if label != IGNORE] for row in rows
+    ]
     assert [ENCODER.tokenizer.decode(ids, skip_special_tokens=False) for ids in trained] == [
         "Get abc<|end|>get cde<|end|>",
         "get abc<|end|>",
@@ -105,10 +111,10 @@ def test_the_same_seed_gives_the_same_bits_and_leaves_the_callers_random_state()
 
 def test_it_learns_the_forms() -> None:
     losses: list[float] = []
-    warmstart.train(0, replace(TINY, phases=((60, CLEAN),)), lambda step, steps, loss: losses.append(loss))
-    assert len(losses) == 60
-    assert losses[0] == pytest.approx(4.74, abs=0.15)  # ln(115), a uniform guess
-    assert sum(losses[-5:]) / 5 < 2.5
+    recipe = replace(warmstart.RECIPE, phases=((60, CLEAN),), batch=16, warmup=20)
+    warmstart.train(0, recipe, lambda step, steps, loss: losses.append(loss))
+    assert losses[0] == pytest.approx(math.log(len(ENCODER.vocabulary)), abs=0.2)  # a uniform guess
+    assert sum(losses[-5:]) / 5 < 2.2
 
 
 def test_the_folder_is_cached_by_seed_and_recipe_and_loads_as_any_other(tmp_path: Path) -> None:
@@ -126,27 +132,25 @@ def test_the_folder_is_cached_by_seed_and_recipe_and_loads_as_any_other(tmp_path
     assert AutoTokenizer.from_pretrained(folder).eos_token_id == model.config.eos_token_id == ENCODER.end
 
 
-def test_processes_that_race_for_one_policy_leave_one_whole_folder(tmp_path: Path) -> None:
-    code = (
-        "import sys; from dataclasses import replace; from pathlib import Path; from experiments.lookup import warmstart as w; "
-        "r = replace(w.RECIPE, hidden=16, intermediate=16, phases=((3, w.RECIPE.phases[0][1]),), batch=4); "
-        "sys.stdin.readline(); print(w.policy(0, Path(sys.argv[1]), None, r))"
-    )
-    root = Path(warmstart.__file__).parents[2]
-    racers = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path)],
-            cwd=root,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    outputs = [racer.communicate("go\n")[0].strip() for racer in racers]
-    assert [racer.returncode for racer in racers] == [0, 0]
-    assert outputs[0] == outputs[1] and [str(path) for path in tmp_path.iterdir()] == [outputs[0]]
-    AutoModelForCausalLM.from_pretrained(outputs[0])
+def test_whoever_loses_the_race_for_a_folder_takes_the_winners(tmp_path: Path) -> None:
+    won: list[Path] = []
+
+    def overtake(step: int, steps: int, loss: float) -> None:
+        if not won:
+            won.append(warmstart.policy(0, tmp_path, None, TINY))
+
+    assert warmstart.policy(0, tmp_path, overtake, TINY) == won[0]
+    assert list(tmp_path.iterdir()) == won  # and no scratch folder is left
+    AutoModelForCausalLM.from_pretrained(won[0])
+
+
+def test_a_training_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def fail(step: int, steps: int, loss: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        warmstart.policy(0, tmp_path, fail, TINY)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_real_recipe_is_the_size_that_it_says() -> None:

@@ -87,6 +87,17 @@ async def service(folder: Path, **settings: Any) -> AsyncIterator[Client]:
         yield Client(where.url, session, where.controller)
 
 
+def over_engine(tmp_path: Path, tokenizer: str, engine: Any, test: Any, **settings: Any) -> None:
+    """Run an async test against a service on the engine, with rollouts r0 and r1."""
+
+    async def main() -> None:
+        async with service(tmp_path, engine=engine.address, tokenizer=tokenizer, **settings) as client:
+            await client.create("r0", "r1")
+            await test(client)
+
+    asyncio.run(main())
+
+
 class Child:
     """A child process that was told its configuration and is ready."""
 

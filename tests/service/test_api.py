@@ -6,7 +6,7 @@ import hmac
 
 import pytest
 
-from harnessrl.adapter.types import Rollout
+from harnessrl.adapter.types import Call, Rollout
 from harnessrl.service.keys import permitted, rollout_key
 from tests.service.making import KEY, chat_path, service
 
@@ -165,7 +165,7 @@ def test_models_are_upserted_by_name_and_endpoint(tmp_path):
 def test_a_trace_is_a_rollout_of_the_adapter(tmp_path, tokenizer, engine):
     async def test(client):
         await client.create("a", "b", input={"instance_id": "i9"}, metadata={"k": 1})
-        await client.create("c", input=5, is_train=False, metadata={"group_id": "g1"})
+        await client.create("c", input={"data_id": "d"}, is_train=False, metadata={"group_id": 0})
         await client.chat("a", "first")
         await client.chat("a", "second", max_tokens=1)
         reward = {"event_type": "reward", "data": {"value": 0.25}}
@@ -185,7 +185,8 @@ def test_a_trace_is_a_rollout_of_the_adapter(tmp_path, tokenizer, engine):
         assert (a["input"], a["is_train"], a["state"]) == ({"instance_id": "i9"}, True, "succeeded")
         assert a["metadata"] == {"batch_idx": None, "sample_idx_in_batch": None, "k": 1}
         assert (b["reward"], b["failure"], b["calls"]) == (None, "no_reward", [])
-        assert (c["group_id"], c["failure"], c["error_message"], c["is_train"]) == ("g1", "exit_code", "c", False)
+        assert (c["group_id"], c["failure"], c["error_message"], c["is_train"]) == ("0", "exit_code", "c", False)
+        assert [Call.from_dict(call).to_dict() for call in a["calls"]] == a["calls"]
         rollout = Rollout.from_dict(a)
         assert [call.response_ids.tolist() for call in rollout.calls] == [
             call["response_token_ids"] for call in await client.calls("a")

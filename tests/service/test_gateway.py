@@ -8,18 +8,7 @@ import pytest
 
 from harnessrl.service.engine_backend import noise_key
 from harnessrl.service.tokens import TextCodec
-from tests.service.making import KEY, chat_path, in_thread, service
-
-
-def over(tmp_path, tokenizer, engine, test, **settings):
-    """Run an async test against a service on the engine, with rollouts r0 and r1."""
-
-    async def main():
-        async with service(tmp_path, engine=engine.address, tokenizer=tokenizer, **settings) as client:
-            await client.create("r0", "r1")
-            await test(client)
-
-    asyncio.run(main())
+from tests.service.making import KEY, chat_path, in_thread, over_engine, service
 
 
 def test_a_call_is_answered_and_recorded_with_exact_ids(tmp_path, tokenizer, engine):
@@ -49,7 +38,7 @@ def test_a_call_is_answered_and_recorded_with_exact_ids(tmp_path, tokenizer, eng
         assert (call["http_status"], call["status"], call["agent"]) == (200, "ok", "")
         assert await client.calls("r1") == []
 
-    over(tmp_path, tokenizer, engine, test)
+    over_engine(tmp_path, tokenizer, engine, test)
 
 
 def test_the_full_event_keeps_request_response_and_sampling(tmp_path, tokenizer, engine):
@@ -67,7 +56,7 @@ def test_the_full_event_keeps_request_response_and_sampling(tmp_path, tokenizer,
         assert (data["model_version"], data["retry_count"], data["after_stop"]) == (0, 0, 0)
         assert data["usage"] == body["usage"] and data["latency_ms"] > 0
 
-    over(tmp_path, tokenizer, engine, test)
+    over_engine(tmp_path, tokenizer, engine, test)
 
 
 def test_train_mode_pins_all_sampling_and_val_mode_the_temperature(tmp_path, tokenizer, engine):
@@ -87,13 +76,16 @@ def test_train_mode_pins_all_sampling_and_val_mode_the_temperature(tmp_path, tok
         (train, val) = [request.sampling for request in engine.requests]
         assert (train.temperature, train.top_p, train.top_k) == (1.25, 1.0, 0)
         assert (val.temperature, val.top_p, val.top_k) == (0.5, 0.5, 7)
+        assert (await client.chat("r1", mode="val", top_p=0, top_k=-1))[0] == 200
+        assert (engine.requests[-1].sampling.top_p, engine.requests[-1].sampling.top_k) == (1e-6, 0)
+        assert (await client.chat("r1", mode="val", top_p=1.5))[0] == 422
         events = await client.get("/api/rollouts/r0/events")
         for event in events:
             removed = {name: item["asked"] for name, item in event["data"]["overrides"].items() if item["used"] is None}
             assert removed == masks
             assert event["data"]["constrained"] is False
 
-    over(tmp_path, tokenizer, engine, test, train_temperature=1.25, val_temperature=0.5)
+    over_engine(tmp_path, tokenizer, engine, test, train_temperature=1.25, val_temperature=0.5)
 
 
 def test_what_masks_nothing_is_no_override(tmp_path, tokenizer, engine):
@@ -109,7 +101,7 @@ def test_what_masks_nothing_is_no_override(tmp_path, tokenizer, engine):
         (event,) = await client.get("/api/rollouts/r0/events")
         assert event["data"]["overrides"] == {}
 
-    over(tmp_path, tokenizer, engine, test)
+    over_engine(tmp_path, tokenizer, engine, test)
 
 
 def test_max_tokens_is_clamped_to_the_service_and_to_the_context(tmp_path, tokenizer, engine):
@@ -127,7 +119,7 @@ def test_max_tokens_is_clamped_to_the_service_and_to_the_context(tmp_path, token
         room = prompt + 25 - len(codec.encode(f"<|user|>{longer}<|end|><|assistant|>"))
         assert 0 < room < 25 and engine.requests[-1].sampling.max_tokens == min(room, 20)
 
-    over(tmp_path, tokenizer, engine, test, max_response=20, max_context=prompt + 25)
+    over_engine(tmp_path, tokenizer, engine, test, max_response=20, max_context=prompt + 25)
 
 
 def test_a_prompt_that_fills_the_context_is_a_400_with_its_code(tmp_path, tokenizer, engine):
@@ -140,7 +132,7 @@ def test_a_prompt_that_fills_the_context_is_a_400_with_its_code(tmp_path, tokeni
         assert (event["http_status"], event["status"], event["prompt_token_ids"]) == (400, "error", [])
         assert engine.requests == []
 
-    over(tmp_path, tokenizer, engine, test, max_context=16)
+    over_engine(tmp_path, tokenizer, engine, test, max_context=16)
 
 
 def test_the_call_bound_counts_choices_and_calls_in_flight(tmp_path, tokenizer, engine):
@@ -158,7 +150,7 @@ def test_the_call_bound_counts_choices_and_calls_in_flight(tmp_path, tokenizer, 
         assert (await client.chat("r0", attempt="1"))[0] == 200  # and so has another attempt
         assert [call["http_status"] for call in await client.calls("r0")] == [200, 200, 400, 200, 400]
 
-    over(tmp_path, tokenizer, engine, test, max_calls=3)
+    over_engine(tmp_path, tokenizer, engine, test, max_calls=3)
 
 
 def test_stop_strings_end_the_call_at_the_token_that_completes_them(tmp_path, tokenizer, engine):
@@ -176,10 +168,14 @@ def test_stop_strings_end_the_call_at_the_token_that_completes_them(tmp_path, to
         assert event["data"]["response_token_ids"] == said[:kept]
         assert len(event["data"]["response_log_probs"]) == kept
         assert event["data"]["after_stop"] == len(said) - kept > 0
+        engine.answer = lambda request: (said[:3], [-0.1] * 3, "stop")
+        _, body = await client.chat("r0", stop_token_ids=[said[2]])  # the id that ended it is trained, and no text
+        assert body["choices"][0]["message"]["content"] == codec.decode(said[:2])
+        assert (await client.calls("r0"))[-1]["response_token_ids"] == said[:3]
         await client.chat("r0", stop="<|user|>")  # a special token's text is a stop id
         assert engine.requests[-1].sampling.stop_ids == tuple(sorted((*codec.stop_ids, codec.special_id("<|user|>"))))
 
-    over(tmp_path, tokenizer, engine, test)
+    over_engine(tmp_path, tokenizer, engine, test)
 
 
 def test_each_choice_is_a_call_of_its_own_with_its_own_noise(tmp_path, tokenizer, engine):
@@ -199,7 +195,7 @@ def test_each_choice_is_a_call_of_its_own_with_its_own_noise(tmp_path, tokenizer
         await client.chat("r0", attempt="1")
         assert engine.requests[-1].sampling.noise == noise_key(11, "r0", "1", prompt, 0)
 
-    over(tmp_path, tokenizer, engine, test, seed=11)
+    over_engine(tmp_path, tokenizer, engine, test, seed=11)
 
 
 def test_noise_depends_on_everything_it_should():
@@ -232,7 +228,7 @@ def test_concurrent_equal_requests_have_distinct_noise_even_if_one_fails(tmp_pat
         assert len({request.sampling.noise for request in engine.requests}) == 4
         assert len([call for call in await client.calls("r0") if call["status"] == "ok"]) == 3
 
-    over(tmp_path, tokenizer, engine, test)
+    over_engine(tmp_path, tokenizer, engine, test)
 
 
 @pytest.mark.parametrize(("finish", "ids"), [("error", []), ("abort", [5, 6]), ("stop", [])])
@@ -247,7 +243,7 @@ def test_an_engine_that_fails_is_a_503_and_never_a_call(tmp_path, tokenizer, eng
         assert (event["data"]["status"], event["data"]["http_status"]) == ("error", 503)
         assert "call_id" not in event["data"]
 
-    over(tmp_path, tokenizer, engine, test)
+    over_engine(tmp_path, tokenizer, engine, test)
 
 
 def test_where_one_choice_fails_the_others_are_kept_undelivered(tmp_path, tokenizer, engine):
@@ -262,7 +258,7 @@ def test_where_one_choice_fails_the_others_are_kept_undelivered(tmp_path, tokeni
         call, error = await client.calls("r0")
         assert (call["response_token_ids"], call["delivered"], error["status"]) == ([5, 6], False, "error")
 
-    over(tmp_path, tokenizer, engine, test)
+    over_engine(tmp_path, tokenizer, engine, test)
 
 
 def test_a_harness_that_goes_away_cancels_the_work_and_leaves_an_undelivered_call(tmp_path, tokenizer, engine):
@@ -283,7 +279,7 @@ def test_a_harness_that_goes_away_cancels_the_work_and_leaves_an_undelivered_cal
         assert call["response_token_ids"] == [7, 8] and call["response_log_probs"] == [-0.25, -0.25]
         assert (call["finish_reason"], call["delivered"]) == ("abort", False)
 
-    over(tmp_path, tokenizer, engine, test)
+    over_engine(tmp_path, tokenizer, engine, test)
 
 
 def test_an_answer_whose_reader_is_gone_is_not_delivered(tmp_path, tokenizer, engine):
@@ -309,129 +305,7 @@ def test_an_answer_whose_reader_is_gone_is_not_delivered(tmp_path, tokenizer, en
         assert (await client.chat("r0", "after it"))[0] == 200
         assert [call["delivered"] for call in await client.calls("r0")] == [False, True]
 
-    over(tmp_path, tokenizer, engine, test, max_response=80_000)
-
-
-def test_a_stream_is_the_finished_answer_as_events(tmp_path, tokenizer, engine):
-    async def events(client, **fields):
-        body = {"messages": [{"role": "user", "content": "the key"}], "stream": True, **fields}
-        headers = {"Authorization": f"Bearer {KEY}"}
-        async with client.session.post(client.url + chat_path("r0"), json=body, headers=headers) as response:
-            assert response.status == 200 and response.content_type == "text/event-stream"
-            lines = (await response.text()).split("\n\n")
-        assert lines[-1] == "" and lines[-2] == "data: [DONE]"
-        return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
-
-    async def test(client):
-        _, whole = await client.chat("r0")
-        chunks = await events(client)
-        assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
-        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-        assert deltas[0] == {"role": "assistant", "content": ""}
-        assert "".join(delta.get("content", "") for delta in deltas) == whole["choices"][0]["message"]["content"]
-        assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, "stop"]
-        assert not any("usage" in chunk for chunk in chunks)
-        chunks = await events(client, stream_options={"include_usage": True})
-        assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == whole["usage"]
-        assert all(chunk["usage"] is None for chunk in chunks[:-1])
-        first, streamed, _ = await client.calls("r0")
-        assert streamed["response_token_ids"] == first["response_token_ids"] and streamed["delivered"]
-
-    over(tmp_path, tokenizer, engine, test)
-
-
-def test_completions_take_text_or_ids(tmp_path, tokenizer, engine):
-    codec = TextCodec(tokenizer)
-    path = chat_path("r0").replace("chat/completions", "completions")
-
-    async def test(client):
-        status, body = await client.send("POST", path, {"prompt": "the door is", "logprobs": 0})
-        assert status == 200 and body["object"] == "text_completion"
-        ids = codec.encode("the door is").tolist()
-        assert engine.requests[-1].prompt_ids.tolist() == ids
-        assert body["choices"][0]["text"] == codec.decode(ids[-3:])
-        logprobs = body["choices"][0]["logprobs"]
-        assert logprobs["token_logprobs"] == [-0.5, -1.0, -1.5, -2.0]
-        assert "".join(logprobs["tokens"]) == codec.decode(ids[-3:]) + "<|end|>"
-        _, body = await client.send("POST", path, {"prompt": [5, 6, 7], "return_token_ids": True, "max_tokens": 2})
-        choice = body["choices"][0]
-        assert (choice["prompt_token_ids"], choice["token_ids"], choice["finish_reason"]) == (
-            [5, 6, 7],
-            [5, 6],
-            "length",
-        )
-        for bad in (
-            {"prompt": [5, 10**6]},
-            {"prompt": []},
-            {"prompt": ["a", "b"]},
-            {"prompt": None},
-            {"prompt": [True]},
-        ):
-            assert (await client.send("POST", path, bad))[0] == 422, bad
-        assert [call["prompt_token_ids"] for call in await client.calls("r0")] == [ids, [5, 6, 7]]
-
-    over(tmp_path, tokenizer, engine, test)
-
-
-def test_ids_and_logprobs_are_given_to_whom_asks(tmp_path, tokenizer, engine):
-    async def test(client):
-        _, body = await client.chat("r0", logprobs=True, return_token_ids=True)
-        request = engine.requests[-1]
-        assert body["prompt_token_ids"] == request.prompt_ids.tolist()
-        assert body["choices"][0]["token_ids"][:3] == request.prompt_ids[-3:].tolist()
-        content = body["choices"][0]["logprobs"]["content"]
-        assert [item["logprob"] for item in content] == [-0.5, -1.0, -1.5, -2.0]
-        assert content[-1]["token"] == "<|end|>" and bytes(content[-1]["bytes"]) == b"<|end|>"
-        _, body = await client.chat("r0")
-        assert body["choices"][0]["logprobs"] is None and "prompt_token_ids" not in body
-
-    over(tmp_path, tokenizer, engine, test)
-
-
-def test_the_forms_that_real_harnesses_send(tmp_path, tokenizer, engine):
-    codec = TextCodec(tokenizer)
-    messages = [
-        {"role": "developer", "content": [{"type": "text", "text": "be "}, {"type": "input_text", "text": "short"}]},
-        {"role": "user", "content": "look", "name": None, "cache_control": {"type": "ephemeral"}},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "a1", "type": "function", "function": {"name": "up", "arguments": '{"k":"x"}'}}],
-        },
-        {"role": "tool", "tool_call_id": "a1", "content": [{"type": "text", "text": "42"}]},
-        {"role": "assistant"},
-    ]
-    call = {"id": "a1", "type": "function", "function": {"name": "up", "arguments": {"k": "x"}}}
-    tool = {"type": "function", "function": {"name": "up", "parameters": {}}}
-    expected = (
-        "<|system|>be short<|end|><|user|>look<|end|>"
-        f"<|assistant|>{json.dumps([call])}<|end|><|tool|>42<|end|><|assistant|><|end|>"
-        f"<|system|>{json.dumps([tool])}<|end|><|assistant|>"
-    )
-
-    async def test(client):
-        body = {
-            "messages": messages,
-            "tools": [tool, {"type": "web_search"}],
-            "store": False,
-            "reasoning_effort": "low",
-        }
-        status, answer = await client.send("POST", chat_path("r0") + "?beta=true", body)
-        assert status == 200, answer
-        assert engine.requests[-1].prompt_ids.tolist() == codec.encode(expected).tolist()
-
-    over(tmp_path, tokenizer, engine, test)
-
-
-def test_two_agents_are_told_apart_by_a_header(tmp_path, tokenizer, engine):
-    async def test(client):
-        body = {"messages": [{"role": "user", "content": "x"}]}
-        headers = {"x-api-key": KEY, "x-agent": "helper"}
-        async with client.session.post(client.url + chat_path("r0"), json=body, headers=headers) as response:
-            assert response.status == 200
-        assert [call["agent"] for call in await client.calls("r0")] == ["helper"]
-
-    over(tmp_path, tokenizer, engine, test)
+    over_engine(tmp_path, tokenizer, engine, test, max_response=80_000)
 
 
 def test_an_engine_that_goes_away_is_a_503_and_its_successor_serves(tmp_path, tokenizer, engine):

@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from harnessrl.service.settings import ServiceConfig, WorkerConfig, read_settings
 from tests.service import harnesses
 from tests.service.making import KEY, Client, chat_path, child, in_thread, service_child, worker_child
 from tests.service.test_controller import alive, command, local, until
@@ -100,6 +101,8 @@ def test_a_restarted_service_runs_what_was_running_again_and_loses_nothing(tmp_p
             started.kill()
             with service_child(tmp_path, controller=controller, **more) as again:
                 asyncio.run(second(again, pids))
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as db:
+        assert db.execute("SELECT SUM(executions), SUM(losses) FROM rollouts").fetchone() == (4, 0)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, None])
@@ -159,20 +162,12 @@ def test_an_occupied_port_is_one_clear_line_and_exit_code_2(tmp_path):
     ("module", "config", "part"),
     [
         (SERVICE, {"store": "/no/such/folder/s.sqlite", "key": "k"}, "/no/such/folder"),
-        (SERVICE, {"store": "x", "key": "k", "sotre": 1}, "unknown key 'sotre'"),
-        (SERVICE, {"store": "x"}, "key"),
-        (SERVICE, {"store": "x", "key": "k", "port": "80"}, "port must be int, got '80'"),
-        (SERVICE, {"store": "x", "key": "k", "engine": "tcp://h:1"}, "engine needs tokenizer"),
-        (SERVICE, {"store": "x", "key": "k", "engine": "tcp://h:1", "upstream": "u"}, "exclude each other"),
-        (SERVICE, {"store": "x", "key": "k", "attempts": 0}, "attempts must be 1 or more"),
-        (SERVICE, {"store": "x", "key": "k", "train_temperature": 0}, "train_temperature must be above 0"),
         (
             SERVICE,
             {"store": "x", "key": "k", "engine": "tcp://h:1", "tokenizer": "/none"},
             "tokenizer.json cannot be read",
         ),
-        (WORKER, {"controller": "x", "capacity": 0}, "capacity must be 1 or more"),
-        (WORKER, {"controller": "x", "path": [1]}, "path must be list[str]"),
+        (SERVICE, {"store": "x", "key": "k", "sotre": 1}, "unknown key 'sotre'"),
         (WORKER, {"controller": "nowhere"}, "'nowhere' cannot be connected to"),
         (WORKER, "text", "must be a JSON object"),
     ],
@@ -181,6 +176,36 @@ def test_a_bad_configuration_is_one_clear_line_and_exit_code_2(module, config, p
     with child(module, config) as started:
         code, errors = started.end()
     assert code == 2 and part in errors and errors.count("\n") == 1, errors
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "part"),
+    [
+        (ServiceConfig, {"port": "80"}, "port must be int, got '80'"),
+        (ServiceConfig, {"port": True}, "port must be int, got True"),
+        (ServiceConfig, {"engine": "tcp://h:1"}, "engine needs tokenizer"),
+        (ServiceConfig, {"engine": "tcp://h:1", "upstream": "u"}, "exclude each other"),
+        (ServiceConfig, {"attempts": 0}, "attempts must be 1 or more, got 0"),
+        (ServiceConfig, {"train_temperature": 0}, "train_temperature must be above 0"),
+        (ServiceConfig, {"key": ""}, "key must not be empty"),
+        (ServiceConfig, {"run_folder": 3}, "run_folder must be str | None, got 3"),
+        (WorkerConfig, {"capacity": 0}, "capacity must be 1 or more, got 0"),
+        (WorkerConfig, {"path": [1]}, "path must be list[str], got [1]"),
+    ],
+)
+def test_settings_name_the_key_and_what_is_allowed(kind, more, part):
+    needed = {"store": "x", "key": "k"} if kind is ServiceConfig else {"controller": "c"}
+    assert read_settings(kind, json.dumps(needed))
+    with pytest.raises(ValueError) as caught:
+        read_settings(kind, json.dumps({**needed, **more}))
+    assert part in str(caught.value)
+
+
+def test_a_missing_key_and_broken_json_are_told():
+    with pytest.raises(ValueError, match="'key'"):
+        read_settings(ServiceConfig, '{"store": "x"}')
+    with pytest.raises(ValueError, match="not JSON"):
+        read_settings(WorkerConfig, "{")
 
 
 def test_a_store_belongs_to_one_service(tmp_path):

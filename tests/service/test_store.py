@@ -7,7 +7,9 @@ import sqlite3
 import numpy as np
 import pytest
 
+from harnessrl.service.dialects import read_chat
 from harnessrl.service.events import Events, Recorded, prompt_key
+from harnessrl.service.gateway import Gateway, Outcome, Turn
 from harnessrl.service.store import Store
 
 
@@ -29,6 +31,7 @@ def recorded(prompt, occurrence, call_id):
         call_id=call_id,
         arrived=1.0,
         prompt_ids=ids,
+        key=prompt_key(ids),
         response_ids=ids[:1],
         logprobs=logprobs,
         occurrence=occurrence,
@@ -115,7 +118,24 @@ def test_calls_and_occurrences_are_counted_by_attempt(tmp_path):
         assert events.counts(one, "1", key) == (1, 1)
         assert events.counts(two, "0", key) == (0, 0)
         assert events.counts(one, "0", key + 1) == (3, 0)
-        assert [call.call_id for call in events.calls(one, "0")] == ["x", "y", "z"]
+        assert [call["call_id"] for call in events.calls(one, "0")] == ["x", "y", "z"]
+
+    over(tmp_path, test)
+
+
+def test_a_call_is_committed_before_its_answer_can_be_sent(tmp_path):
+    class OneCall:
+        async def run(self, turn):
+            return Outcome(calls=[recorded([1, 2], 0, "x")], answer={"choices": []})
+
+    async def test(store, path):
+        (rollout,) = store.create([new("a")])
+        seq = store.find(rollout["rollout_id"])["seq"]
+        ask = read_chat({"messages": [{"role": "user", "content": "x"}]})
+        turn = Turn(rollout=seq, rollout_id="a", attempt="0", mode="train", ask=ask, raw=b"{}", agent="", arrived=1.0)
+        await Gateway(store, Events(store), OneCall())._record(turn)
+        assert committed(path, "SELECT COUNT(*) FROM events") == 1
+        assert committed(path, "SELECT COUNT(*) FROM deliveries") == 0
 
     over(tmp_path, test)
 

@@ -20,7 +20,8 @@ TOOLS = [{"type": "function", "function": {"name": "look <up>", "parameters": {"
 TEMPLATES = [
     TEMPLATE,
     "{% for m in messages %}\n  {% if m.role == 'user' %}\n[{{ m.content }}]\n  {% endif %}\n{% endfor %}\n",
-    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% if ns.n > 1 %}{% break %}{% endif %}"
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
+    "{% if ns.n > 1 %}{% break %}{% endif %}"
     "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}{{ ns.n }}",
     "{{ bos_token }}{{ messages | tojson(indent=2) }}{{ messages[0].content.split(' ') | length }}{{ dict(a=1) }}",
     "{% for m in messages %}{{ m.reasoning_content or 'none' }}|{{ 'x' in m }}{% endfor %}{{ add_generation_prompt }}",
@@ -70,6 +71,16 @@ def test_the_codec_of_a_folder(tokenizer):
     assert [ids[0], ids[-2], ids[-1]] == [codec.special_id(name) for name in ("<|user|>", "<|end|>", "<|assistant|>")]
     assert codec.decode(ids) == "the key"
     assert "".join(codec.tokens(ids)) == text
+
+
+def test_a_tokenizer_saved_with_truncation_cuts_no_prompt(tokenizer, tmp_path):
+    tool = Tokenizer.from_file(f"{tokenizer}/tokenizer.json")
+    tool.enable_truncation(4)
+    tool.enable_padding(length=16)
+    tool.save(str(tmp_path / "tokenizer.json"))
+    shutil.copy(f"{tokenizer}/tokenizer_config.json", tmp_path)
+    for text in ("the key of the door is in the room", "the"):
+        assert TextCodec(str(tmp_path)).encode(text).tolist() == TextCodec(tokenizer).encode(text).tolist()
 
 
 def test_a_missing_file_is_named(tmp_path):

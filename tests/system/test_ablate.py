@@ -2,12 +2,15 @@
 
 import csv
 import json
+import os
+import signal
+import subprocess
 
 import pytest
 
 from harnessrl.metrics import read_jsonl
-from tests.system.running import harnessrl
-from tests.system.toy import write_config
+from tests.system.running import ENV, ROOT, children_of, gone, harnessrl
+from tests.system.toy import command, write_config
 
 
 def test_an_ablation_runs_its_grid_resumes_and_reports(tmp_path):
@@ -34,3 +37,32 @@ def test_an_ablation_runs_its_grid_resumes_and_reports(tmp_path):
     again = harnessrl("ablate", file, "seeds=2", "jobs=2")
     assert again.returncode == 0 and "4 of 4 runs are finished already" in again.stdout
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("metrics.jsonl")} == before
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_ablation_leaves_nothing_behind_and_keeps_finished_runs(tmp_path, how):
+    config = write_config(tmp_path)
+    file = tmp_path / "stopped.yaml"
+    settings = {"short": {"steps": 1}, "long": {"steps": 500}}
+    file.write_text(json.dumps({"base": config.name, "settings": settings}))
+    mark = f"{os.getpid()}-ablate-{how.name}"
+    process = subprocess.Popen(
+        command("ablate", file, "seeds=1", "jobs=1"), cwd=ROOT, env=ENV | {"HARNESSRL_TEST": mark},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    for line in process.stdout:
+        if "long seed 0: reward" in line or "long seed 0: N_rho" in line:
+            break
+    assert len(children_of(mark)) >= 4  # the ablation, a trainer, its service and its worker
+    process.send_signal(how)
+    process.communicate(timeout=60)
+    assert process.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)
+    assert gone(mark)
+    folder = tmp_path / "runs" / "ablations" / "stopped"
+    assert [line["step"] for line in read_jsonl(folder / "short" / "seed-0" / "metrics.jsonl")] == [0]
+    steps = len(read_jsonl(folder / "long" / "seed-0" / "metrics.jsonl"))
+    settings["long"]["steps"] = steps + 1
+    file.write_text(json.dumps({"base": config.name, "settings": settings}))
+    again = harnessrl("ablate", file, "seeds=1", "jobs=1")
+    assert again.returncode == 0 and "1 of 2 runs are finished already" in again.stdout
+    assert len(read_jsonl(folder / "long" / "seed-0" / "metrics.jsonl")) == steps + 1
