@@ -9,7 +9,8 @@ ROOT = Path(__file__).parent.parent / "harnessrl"
 ALLOWED = {
     "adapter": set(),
     "errors": set(),
-    "attention": set(),
+    "strips": set(),
+    "attention": {"strips"},
     "service": {"adapter", "errors"},
     "engine": {"attention", "service.wire"},
     "config": {"errors"},

@@ -51,6 +51,11 @@ class Engine(Protocol):
         """Requests queued or running."""
         ...
 
+    @property
+    def running_requests(self) -> list[bytes]:
+        """Ids of the requests that hold cached state: a drain waits for these."""
+        ...
+
     def drain(self) -> None:
         """Stop admitting: what runs may finish, what is queued waits for the next version."""
         ...

@@ -131,6 +131,10 @@ class TorchEngine:
     def open_requests(self) -> int:
         return len(self.queue) + len(self.running)
 
+    @property
+    def running_requests(self) -> list[bytes]:
+        return list(self.running)
+
     @torch.inference_mode()
     def step(self) -> list[Reply]:
         """Admit what fits and compute its prompts, else add one token to every running request."""

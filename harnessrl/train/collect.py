@@ -54,6 +54,20 @@ class EngineServer:
         self.served += len(replies)
         return len(replies)
 
+    def drain(self, seconds: float = 60.0) -> None:
+        """Stop admitting and let what runs end (calls of rollouts that timed out, say); queued requests wait.
+
+        Raises:
+            RuntimeError: requests still run after `seconds`, by their ids.
+        """
+        self.engine.drain()
+        deadline = time.monotonic() + seconds
+        while self.engine.running_requests:
+            self.pump(0)
+            if time.monotonic() > deadline:
+                names = ", ".join(request.hex() for request in self.engine.running_requests[:5])
+                raise RuntimeError(f"requests still run after {seconds:.0f} s of draining: {names}")
+
     def close(self) -> None:
         """Close the socket."""
         self.socket.close()

@@ -205,7 +205,7 @@ class Roller:
         self.display.status("updating")
         batch = make_batch([Finished.from_trace(item, config.task.failure_reward) for item in items], config)
         updates, plan = make_updates(batch, config, seed=config.seed + step, world_size=ranks)
-        self.engine.drain()
+        self.engine.drain() if config.replay else self.server.drain()
         self.engine.sleep()
         self.engine.wake(("weights",))
         return Rolled(items, batch, [[update[rank] for update in updates] for rank in range(ranks)], plan)
