@@ -120,6 +120,8 @@ class Update:
     """Updates a step makes at most, in each epoch; the others are skipped and counted. null is no limit."""
     filter_zero_signal: bool = False
     """Groups all of whose advantages are 0 are left out of updates and counted; advantages are computed before."""
+    recompute: bool = False
+    """Compute each block's activations again in the backward pass: less memory for one more forward, same numbers."""
     tree: bool = False
     """Samples of a rollout share their common context in the forward and backward pass: same numbers, fewer tokens."""
     max_tokens: int = 8192

@@ -39,7 +39,7 @@ from harnessrl.train import checkpoint, faults
 from harnessrl.train.batch import Batch, Finished, batch_metrics, make_batch, make_updates
 from harnessrl.train.collect import EngineServer, Services, collect, rollout_specs
 from harnessrl.train.export import copy_description
-from harnessrl.train.parallel import World, copy_parameters, shard, world
+from harnessrl.train.parallel import World, copy_parameters, recompute_blocks, shard, world
 from harnessrl.train.policy import Policy, load_model
 from harnessrl.train.replay import advantage_gap, read_steps
 from harnessrl.train.update import Sums, Updater, warmup
@@ -109,6 +109,8 @@ class Trainer:
         folders = [policy_folder(config, display)] * here.size if here.leads else None  # made once, then shared
         self.folder = here.deal(folders)
         self.policy = Policy(load_model(self.folder, here.device))
+        if config.update.recompute:
+            recompute_blocks(self.policy.model)
         shard(self.policy, self.policy.model, here)
         reference = None
         if config.loss.kl_coef:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 
 T = TypeVar("T")
 
@@ -78,6 +80,12 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     """The transformer blocks of a model: what its own class says must not be split."""
     names = set(getattr(model, "_no_split_modules", None) or ())
     return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def recompute_blocks(model: nn.Module) -> None:
+    """Keep only each block's input for the backward pass and compute its activations again there (before `shard`)."""
+    for block in blocks(model):
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def shard(policy: nn.Module, model: nn.Module, here: World, *, bf16: bool = False) -> None:

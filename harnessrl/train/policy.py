@@ -41,10 +41,14 @@ class Policy(nn.Module):
 
     Only chosen positions pass the output head, in tiles of `HEAD_ELEMENTS` (`head_logprobs`), so that no
     [tokens, vocabulary] tensor of the whole pack exists.
+
+    Raises:
+        ValueError: a model whose logits are not a linear map of its last hidden state.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
+        _check_head(model)
         self.model = model
 
     def forward(
@@ -60,7 +64,6 @@ class Policy(nn.Module):
         """tokens, positions [1, N]; source [T] where to read, labels [T] what to score."""
         output = self.model.base_model(input_ids=tokens, position_ids=positions, use_cache=False, layout=layout)
         head = self.model.get_output_embeddings()
-        assert isinstance(head, nn.Linear), head
         columns = head_logprobs(
             output.last_hidden_state[0].index_select(0, source),
             head.weight,
@@ -71,6 +74,16 @@ class Policy(nn.Module):
             elements=HEAD_ELEMENTS,
         )
         return Scored(*columns)
+
+
+def _check_head(model: PreTrainedModel) -> None:
+    """Refuse what would make our logits other than the model's own."""
+    head, config = model.get_output_embeddings(), model.config.get_text_config()
+    if not isinstance(head, nn.Linear):
+        raise ValueError(f"{type(model).__name__}: its output head is a {type(head).__name__}, expected a linear layer")
+    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier"):
+        if getattr(config, name, None) not in (None, 1):
+            raise ValueError(f"{type(model).__name__}: {name}={getattr(config, name)} changes logits: not supported")
 
 
 def score(

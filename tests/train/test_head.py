@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,12 +60,13 @@ def test_by_hand():
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("elements", [37, 1300, 4096, 5000, 2**20])
-def test_every_tiling_equals_the_plain_head_in_float32(elements, temperature, entropy_gradient):
+@pytest.mark.parametrize(("elements", "bound"), [(37, 3e-6), (1300, 3e-6), (4096, 1e-6), (5000, 1e-6), (2**20, 1e-6)])
+def test_every_tiling_equals_the_plain_head_in_float32(elements, bound, temperature, entropy_gradient):
+    """The first two have tiles of one row, whose products round differently."""
     data = inputs()
     expected = outputs(plain, *data, temperature, entropy_gradient=entropy_gradient)
     found = outputs(head_logprobs, *data, temperature, entropy_gradient=entropy_gradient, elements=elements)
-    assert gap(found, expected) < 1e-6
+    assert gap(found, expected) < bound
 
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])
@@ -179,11 +181,11 @@ from tests.adapter.making import make_sample
 from tests.conftest import make_tiny_model
 
 torch.set_num_threads(1)
-rank, tied = int(sys.argv[1]), sys.argv[3] == "tied"
+rank = int(sys.argv[1])
 samples = [make_sample([i, *range(3, 20 + i)], [(2, 15)], rollout=f"r{i}") for i in range(4)]
 
 
-def model():
+def model(tied):
     made = make_tiny_model(seed=0)
     if tied:
         made.config.tie_word_embeddings = True
@@ -199,24 +201,25 @@ def gradients(policy, packs):
 
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
-policy = Policy(model())
-shard(policy, policy.model, World(rank=rank, size=2))
 halves = [[pack(samples, [0]), pack(samples, [1])], [pack(samples, [2, 3]), pack(samples, [])]]
-ours = gradients(policy, halves[rank])
-plain = gradients(Policy(model()), halves[0] + halves[1])
-assert ours.keys() == plain.keys() and ("model.lm_head.weight" in ours) != tied
-for name, expected in plain.items():
-    gap = (2 * ours[name] - expected).norm() / expected.norm()  # FSDP averages over the two ranks
-    assert gap < 1e-5, (name, gap)
+for tied in (True, False):
+    policy = Policy(model(tied))
+    shard(policy, policy.model, World(rank=rank, size=2))
+    ours = gradients(policy, halves[rank])
+    plain = gradients(Policy(model(tied)), halves[0] + halves[1])
+    assert ours.keys() == plain.keys() and ("model.lm_head.weight" in ours) != tied
+    for name, expected in plain.items():
+        gap = (2 * ours[name] - expected).norm() / expected.norm()  # FSDP averages over the two ranks
+        assert gap < 1e-5, (name, gap)
 dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("weights", ["tied", "own"])
-def test_two_ranks_with_sharded_weights_get_the_gradient_of_one(tmp_path, weights):
-    """One of the packs is empty: its rank still takes part in every collective."""
+def test_two_ranks_with_sharded_weights_get_the_gradient_of_one(tmp_path):
+    """Tied embeddings and not; one of the packs is empty, and its rank still takes part in every collective."""
     command = [sys.executable, "-c", SHARDED]
-    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path / "meet"), weights]) for rank in (0, 1)]
+    root = Path(__file__).parents[2]
+    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path / "meet")], cwd=root) for rank in (0, 1)]
     try:
         assert [rank.wait(timeout=100) for rank in ranks] == [0, 0]
     finally:

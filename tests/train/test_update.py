@@ -13,6 +13,7 @@ from harnessrl.config import Advantage, Config, Loss, Policy, Task
 from harnessrl.config import Update as UpdateConfig
 from harnessrl.train import policy
 from harnessrl.train.batch import Finished, batch_metrics, make_batch, make_updates
+from harnessrl.train.parallel import recompute_blocks
 from harnessrl.train.policy import Policy as Scorer
 from harnessrl.train.update import Updater
 from tests.conftest import make_tiny_model
@@ -61,6 +62,8 @@ def rollouts(groups=3, members=4, seed=0):
 
 def run(settings, finished=None, seed=0):
     model = Scorer(use_layouts(make_tiny_model(seed=0)))
+    if settings.update.recompute:
+        recompute_blocks(model.model)
     batch = make_batch(finished or rollouts(), settings)
     packs = [ranks[0] for ranks in make_updates(batch, settings, seed=seed)[0]]
     sums = Updater(model, torch.optim.SGD(model.parameters(), 1e-2), None, settings).step(packs, version=0)
@@ -118,6 +121,21 @@ def test_trees_compute_fewer_tokens_and_the_same_update(max_tokens):
         assert tree.metrics()[key] == pytest.approx(flat.metrics()[key], rel=1e-5, abs=1e-6)
     assert tree.engine_gap < 1e-4
     assert (parameters - reference).norm() / (reference - before).norm() < 1e-4
+
+
+def test_recomputed_activations_change_nothing(monkeypatch):
+    calls = []
+    block = type(make_tiny_model(seed=0).model.layers[0])
+    forward = block.forward
+    monkeypatch.setattr(
+        block, "forward", lambda self, *args, **kwargs: calls.append(1) or forward(self, *args, **kwargs)
+    )
+    plain, reference, _ = run(config())
+    count = len(calls)
+    again, parameters, _ = run(config(recompute=True))
+    assert len(calls) - count == count + 2  # the two blocks of the one pack ran once more
+    assert torch.equal(parameters, reference)
+    assert again.metrics()["policy/grad_norm"] == plain.metrics()["policy/grad_norm"]
 
 
 def test_merging_strategies_change_no_loss_but_seq_mean():
