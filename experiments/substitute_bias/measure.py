@@ -188,7 +188,7 @@ def write_manifest(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--chats", type=int, default=48)
+    parser.add_argument("--chats", type=int, default=60)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--max-tokens", type=int, default=48, help="new tokens a reply, at most")
     parser.add_argument("--seed", type=int, default=0)
