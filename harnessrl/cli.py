@@ -113,6 +113,22 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("out", help="the folder to write; it must not exist")
     export.add_argument("overrides", nargs="*", metavar="step=N|best", help="which checkpoint; the newest if not given")
     export.set_defaults(command=_export)
+
+    bench = commands.add_parser(
+        "bench",
+        help="measure the adapter or the trainer",
+        description="Measure speed and memory beside floors and peers (those that are installed), all in one run: only "
+        "ratios mean anything on a shared machine.",
+    )
+    bench.add_argument("part", choices=["adapter", "train"], help="merging and planning, or a training step")
+    bench.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="adapter: seconds=1 a row. train: model=tiny|middle|all data=short|lognormal|tree|all tokens=N of an update, "
+        "max_tokens=8192 of a pack, repeats=5 seed=0 memory=true|false json=true|false",
+    )
+    bench.set_defaults(command=_bench)
     return parser
 
 
@@ -149,3 +165,9 @@ def _export(arguments: argparse.Namespace) -> int:
     from harnessrl.train.export import main
 
     return main(arguments.run, arguments.out, arguments.overrides)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from harnessrl.bench import bench
+
+    return bench(arguments.part, arguments.overrides)

@@ -50,7 +50,7 @@ def choose(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[in
     Returns:
         tokens int64 [B]; logprobs float32 [B] of the distribution sampled from.
     """
-    temperature = torch.tensor([s.temperature for s in samplings], device=logits.device)
+    temperature = torch.tensor([s.temperature for s in samplings], dtype=torch.float64, device=logits.device)
     greedy = temperature == 0
     # In float64: float32 log_softmax is off by 1e-5 over 50k entries, as much as all else that parts engine and trainer.
     logprobs = (logits.double() / torch.where(greedy, 1.0, temperature)[:, None]).log_softmax(-1)

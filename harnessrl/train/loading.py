@@ -13,13 +13,13 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from harnessrl.attention import use_layouts
-from harnessrl.train.parallel import World, shard
+from harnessrl.train.parallel import World, recompute_blocks, shard
 from harnessrl.train.policy import Policy, load_model
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def load_policy(folder: Path, here: World, *, bf16: bool = False) -> Policy:
+def load_policy(folder: Path, here: World, *, recompute: bool = False, bf16: bool = False) -> Policy:
     """The policy in a transformers folder, in float32, sharded over all ranks; every rank calls it.
 
     The model is made on the meta device, where parameters take no memory, and sharded there; each rank then reads its
@@ -29,12 +29,17 @@ def load_policy(folder: Path, here: World, *, bf16: bool = False) -> Policy:
     Args:
         folder: config.json and weights, readable by every rank.
         here: this rank.
+        recompute: keep only each block's input for the backward pass (`recompute_blocks`).
         bf16: compute in bfloat16, reduce gradients in float32.
+    Raises:
+        ValueError: a tensor whose shape is not the model's.
     """
     model = _empty(folder) if here.size > 1 else None
     tensors = _tensors(folder)
     whole = model is None or {name for name, _ in model.named_parameters()} != tensors.keys()
     policy = Policy(load_model(folder, here.device) if whole else use_layouts(model).eval())
+    if recompute:
+        recompute_blocks(policy.model)
     shard(policy, policy.model, here, bf16=bf16)
     if not whole:
         _allocate(policy, here.device)

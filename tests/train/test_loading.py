@@ -29,7 +29,7 @@ loads = []
 loading.load_model = lambda *arguments: loads.append(arguments) or load_model(*arguments)
 for folder in map(Path, folders):
     del loads[:]
-    policy, plain = load_policy(folder, here), Policy(load_model(folder))
+    policy, plain = load_policy(folder, here, recompute=folder.name == "tied"), Policy(load_model(folder))
     assert len(loads) == (folder.name == "renamed"), (folder.name, loads)  # who was loaded whole
     ours, expected = dict(policy.named_parameters()), dict(plain.named_parameters())
     assert ours.keys() == expected.keys(), folder.name
@@ -38,6 +38,10 @@ for folder in map(Path, folders):
         assert len(ours[name].to_local()) < len(value), (folder.name, name)
     found, wanted = score(policy, packed, 1.0), score(plain, packed, 1.0)
     assert (found.logprobs - wanted.logprobs).abs().max() < 1e-5, folder.name
+    for scored in (found, wanted):
+        scored.logprobs.sum().backward()
+    for name, value in expected.items():
+        assert (whole(ours[name].grad) - value.grad).norm() <= 1e-5 * value.grad.norm(), (folder.name, name)
 with pytest.raises(ValueError, match=r"model.safetensors: model.embed_tokens.weight has shape \\[97, 32\\].*\\[101, 32\\]"):
     load_policy(Path(misfit), here)
 dist.destroy_process_group()
