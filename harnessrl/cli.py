@@ -59,7 +59,7 @@ def _follow_stdin() -> None:
 def _hint(error: ImportError) -> str:
     extras = {"torch": "train", "transformers": "train", "tensorboard": "train", "matplotlib": "figs"}
     missing = (error.name or "").partition(".")[0]
-    return f". Install it with: pip install 'harnessrl[{extras.get(missing, 'service')}]'" if missing else ""
+    return f". From the checkout: pip install -e '.[{extras.get(missing, 'train')}]'" if missing else ""
 
 
 def _parser() -> argparse.ArgumentParser:

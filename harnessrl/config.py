@@ -5,6 +5,7 @@ Every `config.yaml` holds differences from the defaults below. `key=value` on th
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import MISSING as REQUIRED
@@ -292,16 +293,18 @@ def _check(config: Config) -> None:
     optional = {
         "task.overlong_tokens": task.overlong_tokens,
         "update.max_updates": update.max_updates,
+        "update.max_sample_tokens": update.max_sample_tokens,
     }
     positive |= {key: value for key, value in optional.items() if value is not None}
     for key, value in positive.items():
-        if not value > 0:
-            raise ConfigError(f"{key}: must be larger than 0, got {value}")
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{key}: must be larger than 0 and finite, got {value}")
     for key, value in {
         "policy.max_context": policy.max_context,
         "policy.max_calls": policy.max_calls,
         "task.overlong_penalty": task.overlong_penalty,
         "update.warmup_steps": update.warmup_steps,
+        "update.weight_decay": update.weight_decay,
         "loss.kl_coef": loss.kl_coef,
         "loss.entropy_coef": loss.entropy_coef,
         "loss.mask_below": loss.mask_below,
@@ -310,8 +313,14 @@ def _check(config: Config) -> None:
         "policy.val_temperature": policy.val_temperature,
         "seed": config.seed,
     }.items():
-        if not value >= 0:
-            raise ConfigError(f"{key}: must not be negative, got {value}")
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"{key}: must be finite and not negative, got {value}")
+    if not math.isfinite(task.failure_reward):
+        raise ConfigError(f"task.failure_reward: must be finite, got {task.failure_reward}")
+    if not all(0 <= beta < 1 for beta in update.betas):
+        raise ConfigError(f"update.betas: must lie in 0..1 (below 1), got {update.betas}")
+    if not loss.clip_low <= 1:
+        raise ConfigError(f"loss.clip_low: must be at most 1 (a ratio is not negative), got {loss.clip_low}")
     if bool(task.harness) == bool(task.command):
         raise ConfigError("task: give exactly one of task.harness (MODULE:FUNCTION) and task.command (argv)")
     if config.train_agents is not None and not config.train_agents:
@@ -334,7 +343,7 @@ def _check(config: Config) -> None:
         )
     if not 0 <= config.service.port < 65536:
         raise ConfigError(f"service.port: must lie in 0..65535, got {config.service.port}")
-    if not config.run or Path(config.run).is_absolute() or ".." in Path(config.run).parts:
+    if Path(config.run) == Path() or Path(config.run).is_absolute() or ".." in Path(config.run).parts:
         raise ConfigError(f"run: must be a name below {config.runs}/, got {config.run!r}")
 
 

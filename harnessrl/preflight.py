@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import inspect
 import json
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ from typing import Any
 
 from harnessrl.config import Config
 from harnessrl.errors import ConfigError
-from harnessrl.trace import Trace
+from harnessrl.trace import read_steps
 
 
 def resolve(name: str) -> Callable[..., Any]:
@@ -54,11 +56,21 @@ def check(config: Config) -> None:
                 )
             continue
         try:
-            resolve(name)
+            function = resolve(name)
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from error
-    if config.replay and next(iter(Trace(config.replay)), None) is None:
-        raise ConfigError(f"replay: {config.replay} holds no rollout")
+        if key == "task.harness" and not inspect.iscoroutinefunction(function):
+            raise ConfigError(f"{key}: {name} must be an `async def run(env)`")
+    if config.task.command and shutil.which(config.task.command[0]) is None:
+        raise ConfigError(f"task.command: {config.task.command[0]} is not a program that can be run here")
+    if config.replay:
+        steps = {step for step, _ in read_steps(config.replay)}
+        if missing := sorted(set(range(config.steps)) - steps):
+            raise ConfigError(
+                f"replay: {config.replay} holds {len(steps)} steps and not step {missing[0]}; give steps={missing[0]}"
+                if missing[0]
+                else f"replay: {config.replay} holds no step 0"
+            )
     if config.service.port:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -107,8 +119,12 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: another process holds it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"run: {folder} cannot be written: {error.strerror}") from error
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

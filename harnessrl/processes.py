@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harnessrl.errors import ConfigError
+from harnessrl.errors import ConfigError, RunError
 
 
-class ChildError(RuntimeError):
+class ChildError(RunError):
     """A child process ended or did not start."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import math
 import zlib
@@ -121,6 +122,34 @@ class Trace:
             return Rollout.from_dict(data)
         except ValueError as error:
             raise ConfigError(f"{self.path}, line {number}: {error}") from error
+
+
+def read_steps(path: str | Path) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
+    """The rollouts of a recorded run, step by step: what `train replay=FILE` trains on.
+
+    Raises:
+        ConfigError: a line that is no rollout or has no step, a step that does not follow, a rollout twice in a step, a
+            last line that was cut; by file and line.
+    """
+    trace, last = Trace(path), -1
+    for step, group in itertools.groupby(trace, key=lambda line: line.data.get("step")):
+        lines = list(group)
+        where = f"{path}, line {lines[0].number}"
+        if step is None or step <= last:
+            raise ConfigError(f"{where}: step is {step} after {last}; a recorded run has a growing step on every line")
+        seen: set[str] = set()
+        for line in lines:
+            if line.rollout.rollout_id in seen:
+                raise ConfigError(
+                    f"{path}, line {line.number}: rollout {line.rollout.rollout_id!r} is in step {step} twice"
+                )
+            seen.add(line.rollout.rollout_id)
+        last = step
+        yield step, [line.data for line in lines]
+    if trace.cut_line is not None:
+        raise ConfigError(
+            f"{path}, line {trace.cut_line}: the line is cut; a step without all its rollouts is not trained"
+        )
 
 
 def _check(

@@ -42,6 +42,14 @@ def test_overrides_are_typed():
         ("policy.train_temperature=0", ["policy.train_temperature"]),
         ("service.port=70000", ["service.port", "0..65535"]),
         ("run=../elsewhere", ["run", "below runs/"]),
+        ("run=.", ["run", "below runs/"]),
+        ("update.lr=inf", ["update.lr", "finite"]),
+        ("task.timeout=inf", ["task.timeout", "finite"]),
+        ("task.failure_reward=nan", ["task.failure_reward", "finite"]),
+        ("update.betas=[0.9,1.0]", ["update.betas"]),
+        ("update.weight_decay=-1", ["update.weight_decay"]),
+        ("update.max_sample_tokens=0", ["update.max_sample_tokens"]),
+        ("loss.clip_low=2", ["loss.clip_low"]),
     ],
 )
 def test_bad_values_are_refused_by_key(override, words):

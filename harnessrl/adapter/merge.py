@@ -226,6 +226,8 @@ def _sample(rollout: Rollout, index: int, chain: _Chain, faithful: bool) -> Samp
         logprobs[start:stop] = np.nan if call.logprobs is None else call.logprobs
         policy_version[start:stop] = call.policy_version
         spans.append(Span(call_id=call.call_id, start=start, stop=stop))
+    for column in (token_ids, loss_mask, logprobs, policy_version):
+        column.flags.writeable = False  # ours alone: the sample need not copy it
     return Sample(
         rollout_id=rollout.rollout_id,
         group_id=rollout.group_id,

@@ -28,11 +28,13 @@ def _ids(value: ArrayLike, where: str) -> Int32:
         raise ValueError(f"{where} must be a vector of integers, got shape {array.shape} of {array.dtype}")
     if array.dtype != np.int32 and array.size and (int(array.min()) < -(2**31) or int(array.max()) >= 2**31):
         raise ValueError(f"{where} holds a value that does not fit int32 ({array.min()}..{array.max()})")
-    return _frozen(array.astype(np.int32, copy=False))
+    return _frozen(array.astype(np.int32, copy=False), value)
 
 
-def _frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """A read-only view: the caller's array stays writable, ours cannot be changed through this name."""
+def _frozen(array: NDArray[Any], value: Any) -> NDArray[Any]:
+    """A read-only array that the caller's own writable array cannot change afterwards: that one is copied."""
+    if array is value and array.flags.writeable:
+        array = array.copy()
     view = array.view()
     view.flags.writeable = False
     return view
@@ -44,7 +46,7 @@ def _logprobs(value: ArrayLike, where: str) -> Float32:
         array = array.reshape(-1).astype(np.float32)
     if array.ndim != 1 or array.dtype.kind not in "fiu":
         raise ValueError(f"{where} must be a vector of numbers, got shape {array.shape} of {array.dtype}")
-    return _frozen(array.astype(np.float32, copy=False))
+    return _frozen(array.astype(np.float32, copy=False), value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -225,7 +227,7 @@ class Sample:
         where = f"rollout {self.rollout_id!r}, sample {self.index}: "
         set_ = object.__setattr__
         set_(self, "token_ids", _ids(self.token_ids, where + "token_ids"))
-        set_(self, "loss_mask", _frozen(np.asarray(self.loss_mask, dtype=np.bool_)))
+        set_(self, "loss_mask", _frozen(np.asarray(self.loss_mask, dtype=np.bool_), self.loss_mask))
         set_(self, "logprobs", _logprobs(self.logprobs, where + "logprobs"))
         set_(self, "policy_version", _ids(self.policy_version, where + "policy_version"))
         set_(self, "spans", tuple(self.spans))

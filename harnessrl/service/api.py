@@ -14,9 +14,13 @@ from harnessrl.service.errors import ApiError, parse_json
 from harnessrl.service.events import Events
 from harnessrl.service.gate import Gate
 from harnessrl.service.settings import ServiceConfig
-from harnessrl.service.store import STATES, Conflict, Store, as_rollout
+from harnessrl.service.store import STATES, TERMINAL, Conflict, Store, as_rollout
 
 LONGEST_WAIT = 600.0
+_ONE = "/api/rollouts/{rollout_id}"
+_POST_EVENT, _LIST_EVENTS = _ONE + "/attempt/{attempt}/events", _ONE + "/events"
+EVENT_ROUTES = (_POST_EVENT, _LIST_EVENTS)
+"""What a rollout's own key reaches besides the model routes."""
 
 
 class Api:
@@ -32,18 +36,17 @@ class Api:
 
     def routes(self) -> list[web.RouteDef]:
         """All routes."""
-        one = "/api/rollouts/{rollout_id}"
         return [
             web.get("/healthz", self.health),
             web.post("/api/rollouts", self.create),
             web.get("/api/rollouts", self.select),
             web.get("/api/rollouts/terminal", self.terminal),
             web.get("/api/traces", self.traces),
-            web.get(one, self.get),
-            web.patch(one, self.patch),
-            web.delete(one, self.delete),
-            web.post(one + "/attempt/{attempt}/events", self.post_event),
-            web.get(one + "/events", self.list_events),
+            web.get(_ONE, self.get),
+            web.patch(_ONE, self.patch),
+            web.delete(_ONE, self.delete),
+            web.post(_POST_EVENT, self.post_event),
+            web.get(_LIST_EVENTS, self.list_events),
             web.post("/api/models", self.add_models),
             web.get("/api/models", self.list_models),
             web.delete("/api/models", self.clear_models),
@@ -96,9 +99,12 @@ class Api:
 
     async def post_event(self, request: web.Request) -> web.Response:
         event_type, data, event_id = shapes.new_event(await _body(request))
-        row = self._store.find(request.match_info["rollout_id"])
+        rollout_id = request.match_info["rollout_id"]
+        row = self._store.find(rollout_id)
         if row is None:
-            raise _unknown(request.match_info["rollout_id"])
+            raise _unknown(rollout_id)
+        if row["state"] in TERMINAL:  # its trace may have been read
+            raise ApiError(409, f"rollout {rollout_id} is over ({row['state']}): it takes no more events")
         number = self._events.append(row["seq"], request.match_info["attempt"], event_type, data, event_id)
         return _json(self._events.one(number))
 

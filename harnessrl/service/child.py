@@ -52,6 +52,14 @@ def stop_event() -> asyncio.Event:
 
 
 def refuse(message: str) -> NoReturn:
-    """Bad input: one line on stderr, exit code 2."""
-    print(f"harnessrl: {message}", file=sys.stderr)
+    """Bad input: one line on stderr, which the parent puts its own name before, and exit code 2."""
+    print(message, file=sys.stderr)
     raise SystemExit(2)
+
+
+def die(message: str) -> NoReturn:
+    """The process cannot go on: one line on stderr, exit code 1 at once, without any cleaning up."""
+    try:
+        print(message, file=sys.stderr, flush=True)
+    finally:  # stderr may be a file on the disk that is full
+        os._exit(1)

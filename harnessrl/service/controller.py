@@ -215,8 +215,6 @@ class Controller:
             "AGL_KEY": key,
             "OPENAI_BASE_URL": f"{base}/openai/v1",
             "OPENAI_API_KEY": key,
-            "ANTHROPIC_BASE_URL": f"{base}/anthropic",
-            "ANTHROPIC_API_KEY": key,
             **shapes.environment(rollout["input"], rollout["config"]["local"]["env_map"]),
         }
 
@@ -225,7 +223,7 @@ def verdict(failure: str, scored: bool, errors: list[dict[str, Any]]) -> str:
     """Why an attempt that did not end in order failed: "lost" where infrastructure did it, so that it runs again.
 
     Args:
-        failure: What the worker saw, "timeout" or "exit_code".
+        failure: What the worker saw: "timeout", "exit_code", or "lost" where the harness never ran.
         scored: The attempt posted a reward; then the worker's word stands.
         errors: The attempt's model requests in order; {} for one that succeeded, else {"http_status", "code"}.
     """

@@ -31,7 +31,7 @@ class Ending:
     ok: bool
     """It ended in order: exit code 0, or `run` returned."""
     failure: str | None = None
-    """timeout or exit_code; None where ok."""
+    """timeout, exit_code, or lost (it could not be started, which is no fault of the policy); None where ok."""
     message: str | None = None
     """For people; None where ok."""
 
@@ -89,7 +89,7 @@ async def run_command(
                 start_new_session=True,
             )
         except OSError as error:
-            return Ending(ok=False, failure="exit_code", message=f"{argv[0]} cannot be started: {error}")
+            return Ending(ok=False, failure="lost", message=f"{argv[0]} cannot be started: {error}")
         with guard.watch(process.pid):
             try:
                 async with asyncio.timeout(timeout):
@@ -143,6 +143,8 @@ def find_function(name: str) -> Function:
 async def run_function(name: str, env: Mapping[str, str], timeout: float, log: str | None) -> Ending:
     """Run `async def run(env)` as a task of this process; an exception, SystemExit included, is a failure.
 
+    A name that leads to no `async def` is no failure of the harness: it is lost.
+
     Args:
         name: MODULE:FUNCTION.
         env: Added to this process's environment in the mapping that `run` gets.
@@ -151,8 +153,8 @@ async def run_function(name: str, env: Mapping[str, str], timeout: float, log: s
     """
     try:
         function = find_function(name)
-    except Exception:
-        return _raised(log)
+    except (Exception, SystemExit):  # importing runs the module
+        return _raised(log, failure="lost")
     try:
         async with asyncio.timeout(timeout) as clock:
             await function({**os.environ, **env})
@@ -170,13 +172,13 @@ async def run_function(name: str, env: Mapping[str, str], timeout: float, log: s
     return Ending(ok=True)
 
 
-def _raised(log: str | None) -> Ending:
+def _raised(log: str | None, failure: str = "exit_code") -> Ending:
     """The failure that the exception being handled is; its traceback goes to the log."""
     text = traceback.format_exc()
     with _open(log) as output:
         if not isinstance(output, int):
             output.write(text.encode())
-    return Ending(ok=False, failure="exit_code", message=text[-TAIL:])
+    return Ending(ok=False, failure=failure, message=text[-TAIL:])
 
 
 def _open(log: str | None) -> contextlib.AbstractContextManager[IO[bytes] | int]:

@@ -93,7 +93,7 @@ async def _main(config: ServiceConfig) -> None:
 
 
 def main() -> None:
-    """Run the service until its parent goes, or SIGTERM or SIGINT; exit code 2 for bad input."""
+    """Run the service until its parent goes, or SIGTERM or SIGINT; exit code 2 for bad input, 1 for a store that fails."""
     logging.basicConfig(level=logging.WARNING, format="service: %(message)s")
     try:
         config = read_settings(ServiceConfig, child.read_line())

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from harnessrl.service.api import Api
+from harnessrl.service.api import EVENT_ROUTES, Api
 from harnessrl.service.errors import ApiError
 from harnessrl.service.gateway import Gateway
 from harnessrl.service.keys import permitted
@@ -29,7 +29,7 @@ def make_app(config: ServiceConfig, store: Store, api: Api, gateway: Gateway) ->
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         model_route = request.path.startswith(_MODEL_ROUTE)
         try:
-            _authenticate(request, config.key, model_route)
+            _authenticate(request, config.key)
             response = await handler(request)
             if not model_route:  # model routes commit before they write (gateway.py)
                 await store.saved()
@@ -50,14 +50,22 @@ def make_app(config: ServiceConfig, store: Store, api: Api, gateway: Gateway) ->
     return app
 
 
-def _authenticate(request: web.Request, master: str, model_route: bool) -> None:
+def _authenticate(request: web.Request, master: str) -> None:
     if request.path == "/healthz":
         return
     given = request.headers.get("Authorization", "")
     key = given[7:].strip() if given[:7].lower() == "bearer " else request.headers.get("x-api-key")
-    own = model_route or (request.path.startswith("/api/rollouts/") and request.path.endswith("/events"))
-    if not permitted(key, master, request.match_info.get("rollout_id") if own else None):
+    if not permitted(key, master, _owner(request)):
         raise ApiError(401, "missing or wrong key: send Authorization: Bearer KEY, or x-api-key: KEY")
+
+
+def _owner(request: web.Request) -> str | None:
+    """The rollout whose own key reaches what the request asks for; None where only the master key does."""
+    resource = request.match_info.route.resource
+    if resource is None:  # no such route: 401 would tell a harness that its key is wrong
+        return request.path.removeprefix(_MODEL_ROUTE).split("/")[0] if request.path.startswith(_MODEL_ROUTE) else None
+    own = resource.canonical in EVENT_ROUTES or resource.canonical.startswith(_OPENAI)
+    return request.match_info["rollout_id"] if own else None
 
 
 def _plain(error: web.HTTPException, config: ServiceConfig) -> ApiError:

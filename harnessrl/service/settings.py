@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import types
 import typing
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
-
-import orjson
 
 Settings = TypeVar("Settings")
 
@@ -99,8 +99,8 @@ def read_settings(kind: type[Settings], line: bytes | str) -> Settings:
         ValueError: Not JSON, an unknown or missing key, a value of the wrong type; names the key and what is allowed.
     """
     try:
-        data = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
+        data = json.loads(line)
+    except ValueError as error:
         raise ValueError(f"configuration is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise ValueError(f"configuration must be a JSON object, got {type(data).__name__}")
@@ -109,7 +109,8 @@ def read_settings(kind: type[Settings], line: bytes | str) -> Settings:
         raise ValueError(f"unknown key {unknown[0]!r}; known: {', '.join(sorted(hints))}")
     for item in fields(kind):  # type: ignore[arg-type]
         if item.name in data and not _fits(data[item.name], hints[item.name]):
-            raise ValueError(f"{item.name} must be {item.type}, got {data[item.name]!r}")
+            kind_of = "a finite float" if hints[item.name] is float else item.type
+            raise ValueError(f"{item.name} must be {kind_of}, got {data[item.name]!r}")
     try:
         return kind(**data)
     except TypeError as error:  # a required key is missing
@@ -121,8 +122,9 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, option) for option in typing.get_args(hint))
     if typing.get_origin(hint) is list:
         return isinstance(value, list) and all(_fits(item, typing.get_args(hint)[0]) for item in value)
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is float:  # a finite one: no JSON but Python's has inf and nan
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return number and abs(value) <= sys.float_info.max
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)

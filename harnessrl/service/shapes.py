@@ -13,6 +13,7 @@ from harnessrl.service.errors import ApiError
 from harnessrl.service.store import STATES
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@=+~-]{0,127}")
+_TAKEN = ("terminal",)
 _PATCHABLE = ("state", "k8s_job_name", "last_attempt_id", "error_message")
 
 
@@ -42,6 +43,7 @@ def _new_rollout(item: Any, where: str, default_timeout: float) -> dict[str, Any
     metadata = {} if item.get("metadata") is None else item["metadata"]
     need(isinstance(metadata, dict), f"{where}.metadata must be an object")
     given = item.get("rollout_id")
+    need(given not in _TAKEN, f"{where}.rollout_id must not be {given!r}: /api/rollouts/{given} is a route of its own")
     return {
         "rollout_id": None if given is None else identifier(given, f"{where}.rollout_id"),
         "input": item["input"],

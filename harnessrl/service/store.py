@@ -1,21 +1,23 @@
 """The one truth of the service: SQLite in WAL mode, one writer, every acknowledged write committed.
 
 All writes of one turn of the event loop share a transaction (`saved` waits for its commit), so that a busy service
-commits once for many calls and nobody is answered before. The file survives kill -9 of any process.
+commits once for many calls and nobody is answered before. The file survives kill -9 of any process. A write or commit
+that fails (disk full) ends the process: it would go on with a memory that disagrees with the file.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import sqlite3
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import orjson
+
+from harnessrl.service import child
 
 STATES = ("queuing", "running", "succeeded", "failed")
 TERMINAL = ("succeeded", "failed")
@@ -90,15 +92,18 @@ class Store:
 
     def write(self, sql: str, values: Sequence[Any] = (), *, lazy: bool = False) -> sqlite3.Cursor:
         """Execute one writing statement in this turn's transaction; a lazy one may wait for the next that writes."""
-        if not self._open:
-            self.db.execute("BEGIN")
-            self._open = True
         if not (self._due or lazy):
             self._due = True
             asyncio.get_running_loop().call_soon(self.commit)
         elif lazy and not self._due and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LAZY_SECONDS, self.commit)
-        return self.db.execute(sql, values)
+        try:
+            if not self._open:
+                self.db.execute("BEGIN")
+                self._open = True
+            return self.db.execute(sql, values)
+        except sqlite3.Error as error:
+            self._broken(error)
 
     def commit(self) -> None:
         """Commit the open transaction, if any, and release everyone who waits for it."""
@@ -109,29 +114,19 @@ class Store:
             return
         self._open = self._due = False
         waiters, self._waiters = self._waiters, []
-        failure: sqlite3.Error | None = None
         try:
             self.db.execute("COMMIT")
         except sqlite3.Error as error:
-            failure = error
-            with contextlib.suppress(sqlite3.Error):
-                self.db.execute("ROLLBACK")
+            self._broken(error)
         for waiter in waiters:
-            if waiter.done():
-                continue
-            if failure is None:
+            if not waiter.done():
                 waiter.set_result(None)
-            else:
-                waiter.set_exception(failure)
-        if failure is not None and not waiters:
-            raise failure
+
+    def _broken(self, error: sqlite3.Error) -> NoReturn:
+        child.die(f"store {self.path!r} cannot be written: {error}")
 
     async def saved(self) -> None:
-        """Wait until everything written so far is committed.
-
-        Raises:
-            sqlite3.Error: The commit failed; nothing of this turn was kept.
-        """
+        """Wait until everything written so far is committed."""
         if self._due:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)

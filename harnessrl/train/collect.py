@@ -14,11 +14,14 @@ import zmq
 
 from harnessrl.config import Config
 from harnessrl.engine.base import Engine
+from harnessrl.errors import RunError
 from harnessrl.processes import Child
 from harnessrl.service import wire
 
 IDLE_SECONDS = 0.03
 """How long the engine waits for a request, and how often finished rollouts are asked for while it is idle."""
+MOST_LOST = 10
+"""Workers that may end during a run and are replaced."""
 BUSY_SECONDS = 0.3
 """How often they are asked for while it works: each question waits for a service that is busy with calls."""
 
@@ -58,7 +61,7 @@ class EngineServer:
         """Stop admitting and let what runs end (calls of rollouts that timed out, say); queued requests wait.
 
         Raises:
-            RuntimeError: requests still run after `seconds`, by their ids.
+            RunError: requests still run after `seconds`, by their ids.
         """
         self.engine.drain()
         deadline = time.monotonic() + seconds
@@ -66,7 +69,7 @@ class EngineServer:
             self.pump(0)
             if time.monotonic() > deadline:
                 names = ", ".join(request.hex() for request in self.engine.running_requests[:5])
-                raise RuntimeError(f"requests still run after {seconds:.0f} s of draining: {names}")
+                raise RunError(f"requests still run after {seconds:.0f} s of draining: {names}")
 
     def close(self) -> None:
         """Close the socket."""
@@ -134,6 +137,8 @@ class Services:
         self.key = secrets.token_hex(16)
         self.cursor: int = 0
         self.children: list[Child] = []
+        self.folder = config.folder / "service"
+        self.lost_workers = 0
         store = config.folder / "service" / f"from-step-{start}.sqlite"
         store.parent.mkdir(parents=True, exist_ok=True)
         for old in store.parent.glob(store.name + "*"):
@@ -158,23 +163,20 @@ class Services:
             "run_folder": str(config.folder),
         }
         try:
-            service = self._start("harnessrl.service.main", settings, config.folder / "service" / "service.log")
+            service = self._start("harnessrl.service.main", settings, "service.log")
             ready = service.ready()
             self.url = ready["url"]
             self.http = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=60.0)
             worker = {"controller": ready["controller"], "capacity": config.service.capacity, "path": list(path)}
-            workers = [
-                self._start("harnessrl.service.worker", worker, config.folder / "service" / f"worker-{index}.log")
-                for index in range(config.service.workers)
-            ]
-            for child in workers:
+            self.start_worker = lambda: self._start("harnessrl.service.worker", worker, "worker.log")
+            for child in [self.start_worker() for _ in range(config.service.workers)]:
                 child.ready()
         except BaseException:
             self.close()
             raise
 
-    def _start(self, module: str, settings: Mapping[str, Any], log: Path) -> Child:
-        self.children.append(Child(module, settings, log))
+    def _start(self, module: str, settings: Mapping[str, Any], log: str) -> Child:
+        self.children.append(Child(module, settings, self.folder / log))
         return self.children[-1]
 
     def create(self, rollouts: Sequence[Mapping[str, Any]]) -> None:
@@ -188,9 +190,21 @@ class Services:
         return page["items"]  # type: ignore[no-any-return]
 
     def check(self) -> None:
-        """Raise ChildError if a child has ended."""
-        for child in self.children:
-            child.check()
+        """Replace workers that have ended: the controller gives their rollouts to others, as new attempts.
+
+        Raises:
+            ChildError: the service has ended, or more than `MOST_LOST` workers have.
+        """
+        service, *workers = self.children
+        service.check()
+        for worker in workers:
+            if worker.process.poll() is not None:
+                self.lost_workers += 1
+                if self.lost_workers > MOST_LOST:
+                    worker.check()
+                self.children.remove(worker)
+                worker.stop()
+                self.start_worker().ready()
 
     def close(self) -> None:
         """Stop workers first, then the service."""
@@ -201,19 +215,21 @@ class Services:
         headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
         payload = None if body is None else orjson.dumps(body)
         try:
-            self.http.request(method, path, payload, headers)
-            response = self.http.getresponse()
-        except (
-            http.client.RemoteDisconnected,
-            ConnectionError,
-        ):  # an idle connection was closed; all calls are idempotent
+            response = self._request(method, path, payload, headers)
+        except (http.client.HTTPException, ConnectionError):  # an idle connection was closed; all calls are idempotent
+            self.children[0].check()
             self.http.close()
-            self.http.request(method, path, payload, headers)
-            response = self.http.getresponse()
+            response = self._request(method, path, payload, headers)
         data = response.read()
         if response.status >= 400:
-            raise RuntimeError(f"{method} {path.partition('?')[0]}: {response.status} {data.decode()[:500]}")
+            raise RunError(
+                f"the service refused {method} {path.partition('?')[0]}: {response.status} {data.decode()[:500]}"
+            )
         return orjson.loads(data)
+
+    def _request(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> http.client.HTTPResponse:
+        self.http.request(method, path, body, headers)
+        return self.http.getresponse()
 
 
 def rollout_specs(inputs: Sequence[Any], config: Config, step: int, train: bool = True) -> list[dict[str, Any]]:
@@ -249,7 +265,7 @@ def collect(
         report: called with (finished, requested) now and then.
     Raises:
         ChildError: the service or a worker ended.
-        RuntimeError: nothing happened for `stall_seconds`.
+        RunError: nothing happened for `stall_seconds`.
     """
     services.create(specs)
     wanted = {spec["rollout_id"] for spec in specs}
@@ -269,5 +285,5 @@ def collect(
             last_event = now
         elif now - last_event > stall_seconds:
             missing = sorted(wanted - {item["rollout_id"] for item in items})
-            raise RuntimeError(f"no call and no rollout completed for {stall_seconds:.0f} s; open: {missing[:5]}")
+            raise RunError(f"no call and no rollout completed for {stall_seconds:.0f} s; open: {missing[:5]}")
     return items

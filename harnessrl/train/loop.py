@@ -32,16 +32,17 @@ from harnessrl.adapter import Packed, PackedTree, explain_break
 from harnessrl.config import Config
 from harnessrl.display import Display
 from harnessrl.engine.torch_engine import TorchEngine
-from harnessrl.errors import ConfigError
+from harnessrl.errors import ConfigError, RunError
 from harnessrl.metrics import RunFolder, read_jsonl
 from harnessrl.preflight import check, locked, resolve
+from harnessrl.trace import read_steps
 from harnessrl.train import checkpoint, faults
 from harnessrl.train.batch import Batch, Finished, batch_metrics, make_batch, make_updates
 from harnessrl.train.collect import EngineServer, Services, collect, rollout_specs
 from harnessrl.train.export import copy_description
 from harnessrl.train.parallel import World, copy_parameters, recompute_blocks, shard, world
 from harnessrl.train.policy import Policy, load_model
-from harnessrl.train.replay import advantage_gap, read_steps
+from harnessrl.train.replay import advantage_gap, check_vocabulary
 from harnessrl.train.update import Sums, Updater, warmup
 
 
@@ -213,17 +214,27 @@ class Roller:
         return Rolled(items, batch, [[update[rank] for update in updates] for rank in range(ranks)], plan)
 
     def _collected(self, step: int) -> list[dict[str, Any]]:
-        specs = rollout_specs(list(itertools.islice(self.inputs, self.config.task.groups)), self.config, step)
+        inputs = list(itertools.islice(self.inputs, self.config.task.groups))
+        if len(inputs) < self.config.task.groups:
+            raise RunError(
+                f"task.inputs: {self.config.task.inputs} ended: step {step} needs {self.config.task.groups} inputs and got "
+                f"{len(inputs)}; a stream of inputs has no end"
+            )
+        specs = rollout_specs(inputs, self.config, step)
         report = lambda done, wanted: self.display.status(f"rollouts {done}/{wanted}")  # noqa: E731
-        return collect(self.services, self.server, specs, self.config.stall_seconds, report)
+        items = collect(self.services, self.server, specs, self.config.stall_seconds, report)
+        failures = Counter((item["failure"], item.get("error_message")) for item in items)
+        (reason, message), count = failures.most_common(1)[0]
+        if reason is not None and count == len(items):
+            self.display.note(f"step {step + 1}: all {count} rollouts failed: {reason}: {message or 'no message'}")
+        return items
 
     def _replayed(self, step: int) -> list[dict[str, Any]]:
         for recorded, items in self.recorded:
             if recorded == step:
-                return items
-        raise ConfigError(
-            f"replay: {self.config.replay} has no step {step}; it needs one for each of steps={self.config.steps}"
-        )
+                check_vocabulary(items, self.model.config.get_text_config().vocab_size, str(self.config.replay))
+                return [dict(item) for item in items]
+        raise ConfigError(f"replay: {self.config.replay} has no step {step}")
 
     def serve(self, trainer: Trainer) -> None:
         """Take the new weights and answer calls again."""

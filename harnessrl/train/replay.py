@@ -1,32 +1,29 @@
-"""Training on recorded rollouts: rollouts.jsonl in the place of a service, so that runs repeat exactly."""
+"""Training on recorded rollouts: their advantages are computed again and compared with the stored ones."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harnessrl.errors import ConfigError
-from harnessrl.trace import Trace
 from harnessrl.train.batch import Batch
 
 
-def read_steps(path: Path) -> Iterator[tuple[int, list[Mapping[str, Any]]]]:
-    """The rollouts of a recorded run, step by step.
+def check_vocabulary(items: Sequence[Mapping[str, Any]], vocabulary: int, path: str) -> None:
+    """Refuse token ids that the policy does not have: the record belongs to another tokenizer.
 
     Raises:
-        ConfigError: a line that is no rollout or has no step, by file and line; steps out of order.
+        ConfigError: by rollout and call.
     """
-    last = -1
-    for step, group in itertools.groupby(Trace(path), key=lambda line: line.data.get("step")):
-        lines = list(group)
-        if step is None or step <= last:
-            where = f"{path}, line {lines[0].number}"
-            raise ConfigError(f"{where}: step is {step} after {last}; a recorded run has a growing step on every line")
-        last = step
-        yield step, [line.data for line in lines]
+    for item in items:
+        for call in item["calls"]:
+            largest = max((*(call["prompt_ids"] or ()), *(call["response_ids"] or ())), default=0)
+            if largest >= vocabulary:
+                raise ConfigError(
+                    f"replay: {path}: rollout {item['rollout_id']!r}, call {call['call_id']!r} holds token id {largest}; "
+                    f"the policy has {vocabulary}"
+                )
 
 
 def advantage_gap(batch: Batch, items: Sequence[Mapping[str, Any]]) -> float:

@@ -24,13 +24,24 @@ def test_lists_become_int32_and_float32_once():
     assert made.prompt_ids.tolist() == [1, 2] and made.logprobs.tolist() == [-0.5, -1.0]
 
 
-def test_int32_arrays_are_not_copied_and_stay_the_callers():
-    ids = np.array([1, 2], dtype=np.int32)
-    made = call(prompt_ids=ids)
-    assert np.shares_memory(made.prompt_ids, ids)
-    assert ids.flags.writeable
+def test_a_callers_buffer_cannot_change_a_call_afterwards():
+    ids, logprobs = np.array([1, 2], dtype=np.int32), np.array([-0.5, -1.0], dtype=np.float32)
+    made = call(prompt_ids=ids, logprobs=logprobs)
+    ids[0], logprobs[0] = 7, -9.0
+    assert made.prompt_ids.tolist() == [1, 2] and made.logprobs.tolist() == [-0.5, -1.0]
     with pytest.raises(ValueError, match="read-only"):
         made.prompt_ids[0] = 9
+
+
+def test_read_only_arrays_are_shared():
+    ids = np.array([1, 2], dtype=np.int32)
+    ids.flags.writeable = False
+    assert np.shares_memory(call(prompt_ids=ids).prompt_ids, ids)
+
+
+def test_a_version_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="policy_version is 1099511627776"):
+        call(policy_version=2**40)
 
 
 @pytest.mark.parametrize("kind", [Call, Rollout, Span, Sample, Skip, Break, Merge])

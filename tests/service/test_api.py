@@ -146,6 +146,26 @@ def test_events_belong_to_attempts_and_repeat_by_id(tmp_path):
     over(tmp_path, test)
 
 
+@pytest.mark.parametrize("state", ["failed", "succeeded"])
+def test_a_rollout_that_is_over_takes_no_events(tmp_path, state):
+    async def test(client):
+        await client.create("a")
+        note = {"event_type": "note", "event_id": "n"}
+        assert (await client.send("POST", "/api/rollouts/a/attempt/0/events", note))[0] == 200
+        await client.send("PATCH", "/api/rollouts/a", {"status": {"state": "running"}})
+        await client.send("PATCH", "/api/rollouts/a", {"status": {"state": state}})
+        before = await client.get("/api/traces"), await client.get("/api/rollouts/a/events")
+        reward = {"event_type": "reward", "data": {"value": 1.0}}
+        for event in (reward, {"event_type": "note"}):
+            for key in (KEY, rollout_key(KEY, "a")):
+                answer = await client.send("POST", "/api/rollouts/a/attempt/0/events", event, key=key)
+                assert answer == (409, {"detail": f"rollout a is over ({state}): it takes no more events"})
+        assert (await client.get("/api/traces"), await client.get("/api/rollouts/a/events")) == before
+        assert before[0]["items"][0]["reward"] is None and len(before[1]) == 1
+
+    over(tmp_path, test)
+
+
 def test_models_are_upserted_by_name_and_endpoint(tmp_path):
     async def test(client):
         one = {"model": "m", "endpoint": "http://h:1/v1"}
@@ -232,6 +252,41 @@ def test_a_rollouts_key_reaches_that_rollout_and_nothing_else(tmp_path, tokenize
             assert (await client.send(method, path, key=own))[0] == 401, path
 
     over(tmp_path, test, engine=engine.address, tokenizer=tokenizer)
+
+
+def test_an_id_opens_no_route_to_the_key_of_its_rollout(tmp_path):
+    async def test(client):
+        await client.create("events", "attempt")
+        for name in ("events", "attempt"):
+            own, path = rollout_key(KEY, name), f"/api/rollouts/{name}"
+            for method in ("GET", "PATCH", "DELETE"):
+                assert (await client.send(method, path, {"status": {}}, key=own))[0] == 401, (method, name)
+            assert (await client.send("GET", f"{path}/events", key=own)) == (200, [])
+            assert (await client.send("GET", f"/api/rollouts/{name}/other/events", key=own))[0] == 401
+        status, body = await client.send("POST", "/api/rollouts", [{"input": 1, "rollout_id": "terminal"}])
+        text = "[0].rollout_id must not be 'terminal': /api/rollouts/terminal is a route of its own"
+        assert (status, body) == (422, {"detail": text})
+
+    over(tmp_path, test)
+
+
+def test_an_unknown_model_route_is_404_to_the_rollouts_own_key(tmp_path):
+    async def test(client):
+        await client.create("a")
+        own = rollout_key(KEY, "a")
+        mode = "/proxy/rollout/{}/attempt/0/mode/train"
+        for method, path, expected in [
+            ("POST", mode + "/anthropic/v1/messages", 404),
+            ("POST", mode + "/openai/v1/embeddings", 404),
+            ("POST", "/proxy/rollout/{}/other", 404),
+            ("POST", "/proxy/rollout/{}", 404),
+            ("GET", mode + "/openai/v1/chat/completions", 405),
+        ]:
+            status, body = await client.send(method, path.format("a"), {}, key=own)
+            assert (status, set(body["error"])) == (expected, {"message", "type", "param", "code"}), path
+            assert (await client.send(method, path.format("b"), {}, key=own))[0] == 401, path
+
+    over(tmp_path, test)
 
 
 def test_every_route_but_health_needs_a_key(tmp_path):

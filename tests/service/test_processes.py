@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import resource
 import signal
 import socket
 import sqlite3
@@ -176,6 +177,7 @@ def test_a_bad_configuration_is_one_clear_line_and_exit_code_2(module, config, p
     with child(module, config) as started:
         code, errors = started.end()
     assert code == 2 and part in errors and errors.count("\n") == 1, errors
+    assert not errors.startswith("harnessrl:")  # the parent says that
 
 
 @pytest.mark.parametrize(
@@ -187,6 +189,10 @@ def test_a_bad_configuration_is_one_clear_line_and_exit_code_2(module, config, p
         (ServiceConfig, {"engine": "tcp://h:1", "upstream": "u"}, "exclude each other"),
         (ServiceConfig, {"attempts": 0}, "attempts must be 1 or more, got 0"),
         (ServiceConfig, {"train_temperature": 0}, "train_temperature must be above 0"),
+        (ServiceConfig, {"rollout_timeout": float("inf")}, "rollout_timeout must be a finite float, got inf"),
+        (ServiceConfig, {"hold_seconds": float("nan")}, "hold_seconds must be a finite float, got nan"),
+        (ServiceConfig, {"val_temperature": 10**400}, "val_temperature must be a finite float, got 1000"),
+        (ServiceConfig, {"max_calls": float("inf")}, "max_calls must be int, got inf"),
         (ServiceConfig, {"key": ""}, "key must not be empty"),
         (ServiceConfig, {"run_folder": 3}, "run_folder must be str | None, got 3"),
         (WorkerConfig, {"capacity": 0}, "capacity must be 1 or more, got 0"),
@@ -206,6 +212,26 @@ def test_a_missing_key_and_broken_json_are_told():
         read_settings(ServiceConfig, '{"store": "x"}')
     with pytest.raises(ValueError, match="not JSON"):
         read_settings(WorkerConfig, "{")
+
+
+def test_a_disk_that_is_full_ends_the_service_with_one_line(tmp_path):
+    """The system refuses to let the service's files grow: the next commit fails, and nothing is acknowledged after."""
+
+    async def main(started):
+        async with aiohttp.ClientSession() as session:
+            client = Client(started.ready["url"], session)
+            await client.create("a")
+            size = Path(tmp_path / "store.sqlite-wal").stat().st_size
+            resource.prlimit(started.process.pid, resource.RLIMIT_FSIZE, (size, size))
+            with pytest.raises(aiohttp.ClientError):
+                await client.create("b", input="x" * 100_000)
+
+    with service_child(tmp_path) as started:
+        asyncio.run(main(started))
+        code, errors = started.end()
+    assert code == 1 and errors == f"store '{tmp_path / 'store.sqlite'}' cannot be written: disk I/O error\n"
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite")) as db:
+        assert db.execute("SELECT rollout_id FROM rollouts").fetchall() == [("a",)]
 
 
 def test_a_store_belongs_to_one_service(tmp_path):

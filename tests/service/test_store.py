@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import sqlite3
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from harnessrl.service.dialects import read_chat
 from harnessrl.service.events import Events, Recorded, prompt_key
 from harnessrl.service.gateway import Gateway, Outcome, Turn
 from harnessrl.service.store import Store
+from tests.service.making import ROOT
 
 
 def committed(path, sql):
@@ -83,24 +86,45 @@ def test_a_lazy_write_is_committed_with_the_next_one_or_soon(tmp_path):
     over(tmp_path, test)
 
 
-def test_a_commit_that_fails_is_told_to_everyone_who_waits(tmp_path):
-    async def test(store, path):
-        store.db.execute("CREATE TABLE child (of INTEGER REFERENCES rollouts (seq) DEFERRABLE INITIALLY DEFERRED)")
-        store.db.execute("PRAGMA foreign_keys=ON")
+FAILURES = {
+    "at the commit": """
+    store.db.execute("CREATE TABLE child (of INTEGER REFERENCES rollouts (seq) DEFERRABLE INITIALLY DEFERRED)")
+    store.db.execute("PRAGMA foreign_keys=ON")
+    store.create([new("b")])
+    store.write("INSERT INTO child VALUES (999)")
+""",
+    "at the write": """
+    store.db.execute("PRAGMA max_page_count = 1")  # SQLite takes the size that the file has
+    store.create([{**new("b"), "input": "x" * 100_000}])
+""",
+}
 
-        async def create(name, broken):
-            store.create([new(name)])
-            if broken:
-                store.write("INSERT INTO child VALUES (999)")  # found out at the commit
-            await store.saved()
 
-        ends = await asyncio.gather(create("a", False), create("b", True), return_exceptions=True)
-        assert all(isinstance(end, sqlite3.IntegrityError) for end in ends)
-        assert store.get("a") is None and store.get("b") is None
-        await create("c", False)
-        assert committed(path, "SELECT COUNT(*) FROM rollouts") == 1
+@pytest.mark.parametrize(
+    ("when", "reason"),
+    [("at the commit", "FOREIGN KEY constraint failed"), ("at the write", "database or disk is full")],
+)
+def test_a_store_that_cannot_be_written_ends_the_process(tmp_path, when, reason):
+    path = str(tmp_path / "s.sqlite")
+    script = f"""
+import asyncio
+from harnessrl.service.store import Store
+from tests.service.test_store import new
 
-    over(tmp_path, test)
+async def main():
+    store = Store({path!r})
+    store.create([new("a")])
+    await store.saved()
+{FAILURES[when]}
+    await store.saved()
+    print("it went on")
+
+asyncio.run(main())
+"""
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == f"store {path!r} cannot be written: {reason}\n"
+    assert committed(path, "SELECT group_concat(rollout_id) FROM rollouts") == "a"
 
 
 def test_calls_and_occurrences_are_counted_by_attempt(tmp_path):

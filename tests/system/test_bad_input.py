@@ -40,3 +40,52 @@ def test_bad_input_is_one_clear_message_and_exit_code_2(arguments, words, tmp_pa
     done = harnessrl(*arguments)
     assert done.returncode == 2
     assert words in done.stderr and "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def record(folder, lines):
+    path = folder / "rollouts.jsonl"
+    path.write_text(lines)
+    return path
+
+
+LINE = (
+    '{"step": 0, "rollout_id": "%s", "group_id": "g", "reward": 1.0, "calls": [{"call_id": "c", "prompt_ids": [1], '
+    '"response_ids": [%d], "logprobs": [-0.5]}]}\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (LINE % ("a", 2) + (LINE % ("b", 2))[:80], "line 2: the line is cut"),
+        (LINE % ("a", 2) + LINE % ("a", 2), "line 2: rollout 'a' is in step 0 twice"),
+        (LINE % ("a", 2), "not step 1; give steps=1"),
+        ("", "no step 0"),
+        (LINE.replace("[-0.5]", "[-0.5, -0.5]") % ("a", 2), "line 1"),
+    ],
+)
+def test_a_replay_is_read_to_its_end_before_anything_starts(tmp_path, lines, words):
+    config = write_config(tmp_path)
+    refused = harnessrl("train", config, f"replay={record(tmp_path, lines)}")
+    assert refused.returncode == 2 and words in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_a_replay_of_another_tokenizer_is_refused_by_call(tmp_path):
+    config = write_config(tmp_path)
+    refused = harnessrl("train", config, f"replay={record(tmp_path, LINE % ('a', 70000))}", "steps=1")
+    assert refused.returncode == 2 and "rollout 'a', call 'c' holds token id 70000" in refused.stderr
+
+
+def test_a_harness_that_cannot_start_is_refused(tmp_path):
+    for changes, words in (
+        ({"task__harness": None, "task__command": ["no-such-program"]}, "task.command: no-such-program"),
+        ({"task__harness": "tests.system.toy:inputs"}, "must be an `async def run(env)`"),
+    ):
+        refused = harnessrl("train", write_config(tmp_path, **changes))
+        assert refused.returncode == 2 and words in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_a_stream_of_inputs_that_ends_stops_the_run_in_words(tmp_path):
+    done = harnessrl("train", write_config(tmp_path, task__inputs="tests.system.toy:few"))
+    assert done.returncode == 1 and "few ended: step 1 needs 3 inputs and got 1" in done.stderr
+    assert "Traceback" not in done.stderr

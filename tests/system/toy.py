@@ -38,6 +38,11 @@ def inputs(seed, split="train"):
         index += 1
 
 
+def few(seed, split="train"):
+    """A stream that ends, as none should."""
+    yield from ({"number": index} for index in range(4))
+
+
 async def run(env):
     """Two turns; half of the rollouts tidy the first reply, which breaks their token prefix. Reward: even length."""
     headers = {"Authorization": f"Bearer {env['AGL_KEY']}"}

@@ -5,6 +5,7 @@ import pytest
 import zmq
 
 from harnessrl.engine.torch_engine import TorchEngine
+from harnessrl.errors import RunError
 from harnessrl.service import wire
 from harnessrl.train.collect import EngineServer
 
@@ -92,5 +93,5 @@ def test_a_drain_that_takes_too_long_names_the_requests(served):
     ask(client, b"a", [1, 2], max_tokens=200)
     while not server.engine.running_requests:
         server.pump(100)
-    with pytest.raises(RuntimeError, match=(b"a" * 16).hex()):
+    with pytest.raises(RunError, match=(b"a" * 16).hex()):
         server.drain(seconds=0.0)
