@@ -87,6 +87,8 @@ class Call:
         if self.logprobs is not None:
             set_(self, "logprobs", _logprobs(self.logprobs, where + "logprobs"))
         if isinstance(self.policy_version, (int, np.integer)):
+            if not -(2**31) <= self.policy_version < 2**31:
+                raise ValueError(f"{where}policy_version is {self.policy_version}, which does not fit int32")
             set_(self, "policy_version", int(self.policy_version))
         else:
             set_(self, "policy_version", _ids(self.policy_version, where + "policy_version"))
