@@ -62,6 +62,12 @@ def _hint(error: ImportError) -> str:
     return f". From the checkout: pip install -e '.[{extras.get(missing, 'train')}]'" if missing else ""
 
 
+ALONE = {
+    "gateway": "e.g. store=FILE key=KEY upstream=http://HOST:PORT/v1 model=NAME host=127.0.0.1 port=0",
+    "worker": "e.g. controller=tcp://HOST:PORT capacity=64",
+}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="harnessrl", description="Harnessed agentic RL in pure PyTorch.")
     parser.add_argument("--version", action="version", version=__version__)
@@ -129,6 +135,17 @@ def _parser() -> argparse.ArgumentParser:
         "max_tokens=8192 of a pack, repeats=5 seed=0 memory=true|false json=true|false",
     )
     bench.set_defaults(command=_bench)
+    for name, what in (
+        ("gateway", "the gateway, store and controller alone"),
+        ("worker", "a worker that runs harnesses"),
+    ):
+        alone = commands.add_parser(
+            name,
+            help=f"run {what}",
+            description=f"Run {what} until Ctrl-C or SIGTERM; prints one JSON line when it is ready. The word 'keys' lists every key.",
+        )
+        alone.add_argument("settings", nargs="*", metavar="key=value", help=ALONE[name])
+        alone.set_defaults(command=_alone, name=name)
     return parser
 
 
@@ -171,3 +188,29 @@ def _bench(arguments: argparse.Namespace) -> int:
     from harnessrl.bench import bench
 
     return bench(arguments.part, arguments.overrides)
+
+
+def _alone(arguments: argparse.Namespace) -> int:
+    import json
+
+    from omegaconf import OmegaConf
+
+    from harnessrl.config import describe
+    from harnessrl.errors import ConfigError
+    from harnessrl.service import main, settings, worker
+
+    kind, serve = {
+        "gateway": (settings.ServiceConfig, main.serve),
+        "worker": (settings.WorkerConfig, worker.serve),
+    }[arguments.name]
+    if arguments.settings == ["keys"]:
+        for key, default, doc in describe(kind):
+            print(f"{key} = {default}\n    {doc}")
+        return 0
+    if bad := [item for item in arguments.settings if "=" not in item]:
+        raise ConfigError(f"{bad[0]!r}: expected key=value")
+    values = OmegaConf.to_container(OmegaConf.from_dotlist(arguments.settings))
+    if arguments.name == "worker":
+        values.setdefault("path", [os.getcwd()])  # so that MODULE:FUNCTION harnesses resolve as they do for `train`
+    serve(json.dumps(values), follow_stdin=False)
+    return 0

@@ -365,6 +365,6 @@ def describe(cls: type, prefix: str = "") -> list[tuple[str, str, str]]:
         if hasattr(default, "__dataclass_fields__"):
             rows += describe(type(default), f"{prefix}{item.name}.")
         else:
-            shown = "required" if default == MISSING else str(default)
+            shown = "required" if default in (MISSING, REQUIRED) else str(default)
             rows.append((prefix + item.name, shown, docs.get(item.name, "")))
     return rows

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import signal
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields
+from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import torch
@@ -26,7 +27,7 @@ from harnessrl.bench.memory import MiB, peak_memory
 from harnessrl.bench.methods import Step, Work, floor, ours, packs, padded, padded_sorted, tree
 from harnessrl.bench.trl_step import trl
 from harnessrl.bench.workloads import DATA, MODELS, TOKENS, make_model, make_samples
-from harnessrl.errors import ConfigError
+from harnessrl.errors import ConfigError, RunError
 
 METHODS: dict[str, Callable[[Work], Step | None]] = {
     "ours": ours,
@@ -156,11 +157,26 @@ def measure(model: str, data: str, options: Options, report: Callable[[str], Non
 
 
 def _fresh(function: Callable[..., T], *arguments: Any) -> T:
-    """Call in a process that has imported everything and done nothing."""
+    """Call in a process that has imported everything and done nothing; it ends with the call, also where that is broken off."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(function, *arguments).result()
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(sender, function, arguments))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv()  # type: ignore[no-any-return]
+    except EOFError:
+        process.join()
+        raise RunError(f"bench: the process that measures ended with exit code {process.exitcode}") from None
+    finally:
+        process.kill()
+        process.join()
+
+
+def _answer(sender: Connection, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process: the parent answers, and ends this one
+    sender.send(function(*arguments))
 
 
 def _methods(data: str) -> dict[str, Callable[[Work], Step | None]]:

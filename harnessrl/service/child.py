@@ -35,11 +35,13 @@ def announce(ready: dict[str, Any]) -> None:
     os.dup2(2, 1)
 
 
-def stop_event() -> asyncio.Event:
-    """An event of the running loop that is set by SIGTERM, SIGINT or the end of stdin."""
+def stop_event(*, follow_stdin: bool = True) -> asyncio.Event:
+    """An event of the running loop that is set by SIGTERM, SIGINT or, where it is followed, the end of stdin."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
+    if not follow_stdin:
+        return stop
 
     def watch() -> None:  # a thread, since a file or a terminal as stdin cannot be polled
         while os.read(0, 4096):

@@ -80,8 +80,8 @@ async def _listen(runner: web.AppRunner, config: ServiceConfig) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def _main(config: ServiceConfig) -> None:
-    stop = child.stop_event()
+async def _main(config: ServiceConfig, follow_stdin: bool) -> None:
+    stop = child.stop_event(follow_stdin=follow_stdin)
     async with AsyncExitStack() as stack:
         try:
             where = await stack.enter_async_context(running(config))
@@ -94,17 +94,22 @@ async def _main(config: ServiceConfig) -> None:
 
 def main() -> None:
     """Run the service until its parent goes, or SIGTERM or SIGINT; exit code 2 for bad input, 1 for a store that fails."""
+    serve(child.read_line(), follow_stdin=True)
+
+
+def serve(line: bytes | str, *, follow_stdin: bool) -> None:
+    """Run the service that a JSON line of ServiceConfig describes."""
     logging.basicConfig(level=logging.WARNING, format="service: %(message)s")
     try:
-        config = read_settings(ServiceConfig, child.read_line())
+        config = read_settings(ServiceConfig, line)
     except ValueError as error:
         child.refuse(str(error))
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_main(config))
+        runner.run(_main(config, follow_stdin))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed (it halves the cost of HTTP), else Python's own loop."""
+    """uvloop where it is installed, else Python's own loop."""
     try:
         import uvloop
     except ImportError:

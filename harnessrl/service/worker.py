@@ -138,8 +138,8 @@ class Worker:
         )
 
 
-async def _main(config: WorkerConfig) -> None:
-    stop = child.stop_event()
+async def _main(config: WorkerConfig, follow_stdin: bool) -> None:
+    stop = child.stop_event(follow_stdin=follow_stdin)
     try:
         worker = Worker(config)
     except ValueError as error:
@@ -158,13 +158,18 @@ async def _main(config: WorkerConfig) -> None:
 
 def main() -> None:
     """Run one worker until its parent goes, or SIGTERM or SIGINT."""
+    serve(child.read_line(), follow_stdin=True)
+
+
+def serve(line: bytes | str, *, follow_stdin: bool) -> None:
+    """Run the worker that a JSON line of WorkerConfig describes."""
     logging.basicConfig(level=logging.INFO, format="worker: %(message)s")
     try:
-        config = read_settings(WorkerConfig, child.read_line())
+        config = read_settings(WorkerConfig, line)
     except ValueError as error:
         child.refuse(str(error))
     sys.path[:0] = config.path
-    asyncio.run(_main(config))
+    asyncio.run(_main(config, follow_stdin))
 
 
 if __name__ == "__main__":

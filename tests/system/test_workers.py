@@ -10,7 +10,9 @@ from tests.system.toy import write_config
 
 
 def workers(mark):
-    return [pid for pid in children_of(mark) if b"harnessrl.service.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [
+        pid for pid in children_of(mark) if b"harnessrl.service.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
 
 
 def test_a_killed_worker_is_replaced_and_no_rollout_is_lost(tmp_path):
