@@ -99,7 +99,7 @@ def run(overrides: Sequence[str] = ()) -> int:
     sections = [(model, data) for model in models for data in kinds]
     rows: list[Row] = []
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.completed}/{task.total} {task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=len(sections))
         for model, data in sections:
