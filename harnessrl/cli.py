@@ -68,11 +68,19 @@ ALONE = {
 }
 
 
+Commands = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="harnessrl", description="Harnessed agentic RL in pure PyTorch.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for add in (_add_train, _add_ablate, _add_inspect, _add_export, _add_bench, _add_alone):
+        add(commands)
+    return parser
 
+
+def _add_train(commands: Commands) -> None:
     train = commands.add_parser(
         "train", help="train a policy", description="Train a policy inside its harness; resumes."
     )
@@ -84,6 +92,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.set_defaults(command=_train)
 
+
+def _add_ablate(commands: Commands) -> None:
     ablate = commands.add_parser(
         "ablate", help="run a grid of settings and seeds", description="Run an ablation; resumes."
     )
@@ -93,6 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     ablate.set_defaults(command=_ablate)
 
+
+def _add_inspect(commands: Commands) -> None:
     inspect = commands.add_parser(
         "inspect",
         help="report on a trace",
@@ -110,6 +122,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     inspect.set_defaults(command=_inspect)
 
+
+def _add_export(commands: Commands) -> None:
     export = commands.add_parser(
         "export",
         help="write a checkpoint as a transformers folder",
@@ -120,6 +134,8 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("overrides", nargs="*", metavar="step=N|best", help="which checkpoint; the newest if not given")
     export.set_defaults(command=_export)
 
+
+def _add_bench(commands: Commands) -> None:
     bench = commands.add_parser(
         "bench",
         help="measure the adapter or the trainer",
@@ -135,6 +151,9 @@ def _parser() -> argparse.ArgumentParser:
         "max_tokens=8192 of a pack, repeats=5 seed=0 memory=true|false json=true|false",
     )
     bench.set_defaults(command=_bench)
+
+
+def _add_alone(commands: Commands) -> None:
     for name, what in (
         ("gateway", "the gateway, store and controller alone"),
         ("worker", "a worker that runs harnesses"),
@@ -146,7 +165,6 @@ def _parser() -> argparse.ArgumentParser:
         )
         alone.add_argument("settings", nargs="*", metavar="key=value", help=ALONE[name])
         alone.set_defaults(command=_alone, name=name)
-    return parser
 
 
 def _train(arguments: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import MISSING as REQUIRED
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -265,86 +266,97 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
+POSITIVE = [
+    "steps",
+    "threads",
+    "checkpoint_every",
+    "checkpoint_keep",
+    "stall_seconds",
+    "task.timeout",
+    "task.groups",
+    "task.group_size",
+    "task.overlong_tokens",
+    "policy.max_response",
+    "policy.max_batch",
+    "policy.train_temperature",
+    "update.epochs",
+    "update.max_tokens",
+    "update.max_updates",
+    "update.max_sample_tokens",
+    "update.lr",
+    "update.grad_clip",
+    "service.workers",
+    "service.capacity",
+    "service.attempts",
+    "advantage.eps",
+    "loss.importance_threshold",
+    "loss.scale",
+]
+NOT_NEGATIVE = [
+    "seed",
+    "policy.max_context",
+    "policy.max_calls",
+    "policy.val_temperature",
+    "task.overlong_penalty",
+    "update.warmup_steps",
+    "update.weight_decay",
+    "loss.kl_coef",
+    "loss.entropy_coef",
+    "loss.mask_below",
+    "loss.clip_low",
+    "loss.clip_high",
+    "service.hold_seconds",
+]
+
+
 def _check(config: Config) -> None:
-    """Refuse what types cannot: ranges, exclusive keys, names that cannot be resolved."""
-    task, loss, update, policy = config.task, config.loss, config.update, config.policy
-    positive = {
-        "steps": config.steps,
-        "threads": config.threads,
-        "checkpoint_every": config.checkpoint_every,
-        "checkpoint_keep": config.checkpoint_keep,
-        "stall_seconds": config.stall_seconds,
-        "task.timeout": task.timeout,
-        "task.groups": task.groups,
-        "task.group_size": task.group_size,
-        "policy.max_response": policy.max_response,
-        "policy.max_batch": policy.max_batch,
-        "policy.train_temperature": policy.train_temperature,
-        "update.epochs": update.epochs,
-        "update.max_tokens": update.max_tokens,
-        "update.lr": update.lr,
-        "update.grad_clip": update.grad_clip,
-        "service.workers": config.service.workers,
-        "service.capacity": config.service.capacity,
-        "service.attempts": config.service.attempts,
-        "advantage.eps": config.advantage.eps,
-        "loss.importance_threshold": loss.importance_threshold,
-    }
-    optional = {
-        "task.overlong_tokens": task.overlong_tokens,
-        "update.max_updates": update.max_updates,
-        "update.max_sample_tokens": update.max_sample_tokens,
-    }
-    positive |= {key: value for key, value in optional.items() if value is not None}
-    for key, value in positive.items():
-        if not 0 < value < math.inf:
+    """Refuse what types cannot: ranges and impossible combinations."""
+    for key in POSITIVE:
+        value = attrgetter(key)(config)
+        if value is not None and not 0 < value < math.inf:
             raise ConfigError(f"{key}: must be larger than 0 and finite, got {value}")
-    for key, value in {
-        "policy.max_context": policy.max_context,
-        "policy.max_calls": policy.max_calls,
-        "task.overlong_penalty": task.overlong_penalty,
-        "update.warmup_steps": update.warmup_steps,
-        "update.weight_decay": update.weight_decay,
-        "loss.kl_coef": loss.kl_coef,
-        "loss.entropy_coef": loss.entropy_coef,
-        "loss.mask_below": loss.mask_below,
-        "loss.clip_low": loss.clip_low,
-        "loss.clip_high": loss.clip_high,
-        "policy.val_temperature": policy.val_temperature,
-        "seed": config.seed,
-    }.items():
+    for key in NOT_NEGATIVE:
+        value = attrgetter(key)(config)
         if not 0 <= value < math.inf:
             raise ConfigError(f"{key}: must be finite and not negative, got {value}")
+    _check_ranges(config)
+    _check_combinations(config)
+
+
+def _check_ranges(config: Config) -> None:
+    task, loss, update = config.task, config.loss, config.update
     if not math.isfinite(task.failure_reward):
         raise ConfigError(f"task.failure_reward: must be finite, got {task.failure_reward}")
     if not all(0 <= beta < 1 for beta in update.betas):
         raise ConfigError(f"update.betas: must lie in 0..1 (below 1), got {update.betas}")
     if not loss.clip_low <= 1:
         raise ConfigError(f"loss.clip_low: must be at most 1 (a ratio is not negative), got {loss.clip_low}")
+    if loss.dual_clip is not None and not loss.dual_clip > 1:
+        raise ConfigError(f"loss.dual_clip: must be larger than 1, or null, got {loss.dual_clip}")
+    if not 0 <= config.service.port < 65536:
+        raise ConfigError(f"service.port: must lie in 0..65535, got {config.service.port}")
+    if Path(config.run) == Path() or Path(config.run).is_absolute() or ".." in Path(config.run).parts:
+        raise ConfigError(f"run: must be a name below {config.runs}/, got {config.run!r}")
+
+
+def _check_combinations(config: Config) -> None:
+    task, loss, update = config.task, config.loss, config.update
     if bool(task.harness) == bool(task.command):
         raise ConfigError("task: give exactly one of task.harness (MODULE:FUNCTION) and task.command (argv)")
     if config.train_agents is not None and not config.train_agents:
         raise ConfigError("train_agents: must name at least one agent, or be null for all")
     if (loss.normalizer == "constant") != (loss.scale is not None):
         raise ConfigError("loss.scale: needed by, and only by, loss.normalizer=constant")
-    if loss.dual_clip is not None and not loss.dual_clip > 1:
-        raise ConfigError(f"loss.dual_clip: must be larger than 1, or null, got {loss.dual_clip}")
     if loss.old == "engine" and loss.importance != "none":
         raise ConfigError(
             "loss.importance: must be none with loss.old=engine, whose ratios carry the correction already"
         )
     if not loss.mask_below < loss.mask_above:
         raise ConfigError(f"loss.mask_below: {loss.mask_below} must be smaller than loss.mask_above={loss.mask_above}")
-    if loss.scale is not None and not loss.scale > 0:
-        raise ConfigError(f"loss.scale: must be larger than 0, got {loss.scale}")
     if update.rollouts_per_update is not None and update.rollouts_per_update < task.group_size:
         raise ConfigError(
             f"update.rollouts_per_update: {update.rollouts_per_update} is below task.group_size={task.group_size}; groups are never split"
         )
-    if not 0 <= config.service.port < 65536:
-        raise ConfigError(f"service.port: must lie in 0..65535, got {config.service.port}")
-    if Path(config.run) == Path() or Path(config.run).is_absolute() or ".." in Path(config.run).parts:
-        raise ConfigError(f"run: must be a name below {config.runs}/, got {config.run!r}")
 
 
 def describe(cls: type, prefix: str = "") -> list[tuple[str, str, str]]:

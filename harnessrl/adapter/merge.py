@@ -122,9 +122,9 @@ def _by_ids(calls: list[Call]) -> list[Call]:
     A quicksort by first difference from a pivot, which compares each token about once however much prompts share.
     """
     ordered: list[Call] = []
-    todo: list[tuple[list[Call], int | None]] = [(calls, 0)]  # last group first; agreed length, None where all agree
-    while todo:
-        group, at = todo.pop()
+    pending: list[tuple[list[Call], int | None]] = [(calls, 0)]  # last group first; agreed length, None where all agree
+    while pending:
+        group, at = pending.pop()
         if len(group) == 1:
             ordered += group
             continue
@@ -135,7 +135,7 @@ def _by_ids(calls: list[Call]) -> list[Call]:
         for call in group:
             parts.setdefault(_against(group[0].prompt_ids, call.prompt_ids, at), []).append(call)
         for key in sorted(parts, reverse=True):
-            todo.append((parts[key], abs(key[1]) + 1 if key[0] else None))
+            pending.append((parts[key], abs(key[1]) + 1 if key[0] else None))
     return ordered
 
 
