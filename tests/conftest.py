@@ -39,3 +39,8 @@ def make_tiny_model(seed: int, vocabulary: int = 97):
             if parameter.ndim == 2:
                 parameter.mul_(6)
     return model
+
+
+def pytest_collection_modifyitems(items):
+    """Tests that start processes take longest: first, so that two workers end together (needs --no-loadscope-reorder)."""
+    items.sort(key=lambda item: "tests/system/" not in item.nodeid)
