@@ -10,7 +10,7 @@ from tests.system.running import children_of, gone, harnessrl, start, wait_for
 from tests.system.toy import write_config
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_nothing_outlives_a_stopped_run_and_it_resumes(tmp_path, how):
     config = write_config(tmp_path, steps=100)
     mark = f"{os.getpid()}-{how.name}"
