@@ -40,8 +40,9 @@ from harnessrl.train import checkpoint, faults
 from harnessrl.train.batch import Batch, Finished, batch_metrics, make_batch, make_updates
 from harnessrl.train.collect import EngineServer, Services, collect, rollout_specs
 from harnessrl.train.export import copy_description
-from harnessrl.train.parallel import World, copy_parameters, recompute_blocks, shard, world
-from harnessrl.train.policy import Policy, load_model
+from harnessrl.train.loading import load_policy
+from harnessrl.train.parallel import World, copy_parameters, world
+from harnessrl.train.policy import load_model
 from harnessrl.train.replay import advantage_gap, check_vocabulary
 from harnessrl.train.update import Sums, Updater, warmup
 
@@ -109,14 +110,8 @@ class Trainer:
         self.config, self.here = config, here
         folders = [policy_folder(config, display)] * here.size if here.leads else None  # made once, then shared
         self.folder = here.deal(folders)
-        self.policy = Policy(load_model(self.folder, here.device))
-        if config.update.recompute:
-            recompute_blocks(self.policy.model)
-        shard(self.policy, self.policy.model, here)
-        reference = None
-        if config.loss.kl_coef:
-            reference = Policy(load_model(self.folder, here.device)).requires_grad_(False)
-            shard(reference, reference.model, here)
+        self.policy = load_policy(self.folder, here, recompute=config.update.recompute)
+        reference = load_policy(self.folder, here).requires_grad_(False) if config.loss.kl_coef else None
         update = config.update
         self.optimizer = torch.optim.AdamW(
             self.policy.parameters(), update.lr, tuple(update.betas), weight_decay=update.weight_decay
