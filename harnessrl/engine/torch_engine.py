@@ -23,6 +23,10 @@ from harnessrl.engine.sampling import choose
 from harnessrl.service.wire import Reply, Sampling
 
 
+IDLE = Sampling(max_tokens=1, temperature=0.0)
+"""Stands in for rows that nobody asked for."""
+
+
 @dataclass(slots=True)
 class Request:
     """A queued or running request."""
@@ -65,11 +69,11 @@ class Slots:
                 new[:, :, : self.width] = previous[:, :, : self.width]
         self.width = width
 
-    def begin(self, rows: np.ndarray, positions: Tensor, real: Tensor) -> None:
+    def begin(self, rows: np.ndarray, positions: Tensor, real: Tensor, full_width: bool = False) -> None:
         """rows [B]; positions [B, Q] of the new tokens; real [B, Q] is False on padding."""
         self.rows = torch.from_numpy(rows).to(positions.device)
         self.positions = torch.where(real, positions, self.width)
-        self.span = int(positions.max()) + 1
+        self.span = self.width if full_width else int(positions.max()) + 1
         columns = torch.arange(self.span, device=positions.device)
         self.mask = (columns <= positions[:, :, None])[:, None]
         first, last = int(rows[0]), int(rows[-1])
@@ -92,17 +96,29 @@ class TorchEngine:
         max_batch: requests decoded together; more wait their turn in order of arrival.
         max_context: positions a request may use, prompt and response together; 0 takes the model's own limit.
         prefill_tokens: prompt tokens computed in one forward (padding included), a bound on memory.
+        deterministic: every number of a response depends on its own request alone, bit for bit, and not on who else
+            runs. Prompts are computed whole and one by one, without prefix reuse; every decoding forward has
+            `max_batch` rows of `max_context` positions. Slower.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, max_batch: int = 64, max_context: int = 0, prefill_tokens: int = 8192
+        self,
+        model: PreTrainedModel,
+        *,
+        max_batch: int = 64,
+        max_context: int = 0,
+        prefill_tokens: int = 8192,
+        deterministic: bool = False,
     ) -> None:
         self.model, self.max_batch, self.prefill_tokens = model, max_batch, prefill_tokens
+        self.deterministic = deterministic
         self.max_context = max_context or model.config.get_text_config().max_position_embeddings
         self.phase, self.version = Phase.SERVING, 0
         self.queue: OrderedDict[bytes, Request] = OrderedDict()
         self.running: dict[bytes, Request] = {}
         self.slots = Slots(model, max_batch)
+        if deterministic:
+            self.slots.grow(self.max_context)
         self.cached = np.zeros((max_batch, 0), np.int32)  # the tokens whose keys and values a slot holds
         self.lengths = np.zeros(max_batch, np.int64)
         self.used = np.zeros(max_batch, np.int64)  # when the slot was last taken, for eviction
@@ -140,8 +156,10 @@ class TorchEngine:
         """Admit what fits and compute its prompts, else add one token to every running request."""
         assert self.phase in (Phase.SERVING, Phase.DRAINING), self.phase
         admitted = self._admit() if self.phase is Phase.SERVING else []
-        batch = admitted or sorted(self.running.values(), key=lambda request: request.slot)
-        return self._advance(batch) if batch else []
+        if admitted:
+            return self._advance(admitted)
+        running = sorted(self.running.values(), key=lambda request: request.slot)
+        return self._advance(running, everywhere=self.deterministic) if running else []
 
     def generate(self, prompts: Sequence[Sequence[int]], samplings: Sequence[Sampling]) -> list[Reply]:
         """Run requests to their end; results in the order of `prompts`."""
@@ -160,9 +178,9 @@ class TorchEngine:
         widest = 0
         while self.queue and self.free:
             request = next(iter(self.queue.values()))
-            slot, shared = self._best_slot(request.prompt)
+            slot, shared = (min(self.free), 0) if self.deterministic else self._best_slot(request.prompt)
             widest = max(widest, len(request.prompt) - shared)
-            if admitted and widest * (len(admitted) + 1) > self.prefill_tokens:
+            if admitted and (self.deterministic or widest * (len(admitted) + 1) > self.prefill_tokens):
                 break
             del self.queue[request.request_id]
             self.free.remove(slot)
@@ -192,11 +210,29 @@ class TorchEngine:
         self.prompt_tokens += length
         self.reused_tokens += shared
 
-    def _advance(self, batch: list[Request]) -> list[Reply]:
-        """Compute the tokens of each slot that are not cached yet and sample one more for each request."""
-        rows = np.array([request.slot for request in batch])
-        start = self.lengths[rows]
-        stop = np.array([len(request.prompt) + len(request.ids) for request in batch])
+    def _advance(self, batch: list[Request], everywhere: bool = False) -> list[Reply]:
+        """Compute the tokens of each slot that are not cached yet and sample one more for each request.
+
+        With `everywhere` the forward has all rows and positions of the cache, whoever runs.
+        """
+        taken = np.array([request.slot for request in batch])
+        rows = np.arange(self.max_batch) if everywhere else taken
+        stop = self.lengths.copy()
+        stop[taken] = [len(request.prompt) + len(request.ids) for request in batch]
+        hidden = self._forward(rows, self.lengths[rows], stop[rows], everywhere)
+        logits = self.model.get_output_embeddings()(hidden).float()
+        self.lengths = stop
+        by_slot = {request.slot: request for request in batch}
+        chosen, logprobs = choose(
+            logits,
+            [by_slot[row].sampling if row in by_slot else IDLE for row in rows.tolist()],
+            [len(by_slot[row].ids) if row in by_slot else 0 for row in rows.tolist()],
+        )
+        at = taken if everywhere else slice(None)
+        return self._append(batch, chosen[at], logprobs[at])
+
+    def _forward(self, rows: np.ndarray, start: np.ndarray, stop: np.ndarray, full_width: bool) -> Tensor:
+        """Cache each row's tokens start..stop and return the hidden state of its last one, [rows, hidden]."""
         new = stop - start
         column = np.arange(int(new.max()))
         position = start[:, None] + column
@@ -204,21 +240,15 @@ class TorchEngine:
         self.slots.grow(int(stop.max()))
         ids = np.where(real, self.cached[rows[:, None], np.minimum(position, self.cached.shape[1] - 1)], 0)
         device = self.model.device
-        positions = torch.from_numpy(np.minimum(position, stop[:, None] - 1)).to(device)
-        self.slots.begin(rows, positions, torch.from_numpy(real).to(device))
+        positions = torch.from_numpy(np.clip(position, 0, np.maximum(stop, 1)[:, None] - 1)).to(device)
+        self.slots.begin(rows, positions, torch.from_numpy(real).to(device), full_width)
         hidden = self.model.base_model(
             input_ids=torch.from_numpy(ids).long().to(device),
             position_ids=positions,
             use_cache=False,
             layout=self.slots,
         ).last_hidden_state
-        last = hidden[torch.arange(len(batch), device=device), torch.from_numpy(new - 1).to(device)]
-        logits = self.model.get_output_embeddings()(last).float()
-        self.lengths[rows] = stop
-        chosen, logprobs = choose(
-            logits, [request.sampling for request in batch], [len(request.ids) for request in batch]
-        )
-        return self._append(batch, chosen, logprobs)
+        return hidden[torch.arange(len(rows), device=device), torch.from_numpy(np.maximum(new, 1) - 1).to(device)]
 
     def _append(self, batch: list[Request], chosen: np.ndarray, logprobs: np.ndarray) -> list[Reply]:
         finished = []
