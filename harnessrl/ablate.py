@@ -1,12 +1,4 @@
-"""Ablations: a grid of settings and seeds, run as parallel processes, resumed after an interruption, summarised.
-
-An ablation file names a base configuration and lists only differences:
-
-    base: ../experiments/lookup/config.yaml
-    seeds: 2
-    settings:
-      NAME: {advantage.unit: sample, loss.normalizer: token_mean}
-"""
+"""Running ablations: a grid of settings and seeds as parallel processes, resumed after an interruption, summarised."""
 
 from __future__ import annotations
 
@@ -16,119 +8,44 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from harnessrl.config import Config, from_mapping, read_yaml
 from harnessrl.display import QUIET_SECONDS, summarise
-from harnessrl.errors import ConfigError
-from harnessrl.metrics import read_jsonl
+from harnessrl.grid import Cell, Grid, read_grid
 from harnessrl.preflight import check
-from harnessrl.report import draw_curves, summary_rows, summary_table, write_csv
-
-
-@dataclass(kw_only=True)
-class Cell:
-    """One run of the grid."""
-
-    setting: str
-    """Name of the setting."""
-    seed: int
-    """Its seed."""
-    config: Config
-    """What it runs."""
-    argv: list[str]
-    """Arguments of `harnessrl`."""
-    process: subprocess.Popen[bytes] | None = None
-    """The running process."""
-    failed: str = ""
-    """Why it ended early; empty if it did not."""
-    metrics: list[dict[str, Any]] = field(default_factory=list)
-    """Lines of metrics.jsonl so far."""
-
-    @property
-    def log(self) -> Path:
-        return self.config.folder / "train.log"
-
-    @property
-    def done(self) -> bool:
-        """All steps are recorded and the last checkpoint is written."""
-        return (self.config.folder / "checkpoints" / f"step-{self.config.steps:05d}").is_dir()
-
-    def read(self) -> None:
-        """Take note of steps that were recorded since."""
-        self.metrics = read_jsonl(self.config.folder / "metrics.jsonl")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Grid:
-    """A parsed ablation."""
-
-    name: str
-    cells: list[Cell]
-    jobs: int
-    folder: Path
-    reported: list[str]
-
-
-def read_grid(file: str | Path, overrides: Sequence[str]) -> Grid:
-    """Read and check a whole grid before anything starts.
-
-    Raises:
-        ConfigError: by file, setting and key.
-    """
-    file = Path(file)
-    data = read_yaml(file)
-    unknown = sorted(data.keys() - {"base", "seeds", "jobs", "reported", "settings"})
-    if unknown:
-        raise ConfigError(f"{file}: unknown key {unknown[0]!r}; allowed: base, seeds, jobs, reported, settings")
-    if not isinstance(data.get("base"), str) or not isinstance(data.get("settings"), dict) or not data["settings"]:
-        raise ConfigError(
-            f"{file}: needs `base` (a configuration file) and `settings` (a mapping of names to differences)"
-        )
-    own = {"seeds": data.get("seeds", 2), "jobs": data.get("jobs", 2)}
-    passed = []
-    for item in overrides:
-        key, _, value = item.partition("=")
-        if key in own:
-            own[key] = value
-        else:
-            passed.append(item)
-    counts = {key: _positive(key, value, file) for key, value in own.items()}
-    base = file.parent / data["base"]
-    cells = []
-    for setting, differences in data["settings"].items():
-        if not isinstance(differences, dict):
-            raise ConfigError(f"{file}: settings.{setting}: expected a mapping of keys to values")
-        for seed in range(counts["seeds"]):
-            items = [f"{key}={value}" for key, value in differences.items()]
-            items += [*passed, f"seed={seed}", f"run=ablations/{file.stem}/{setting}/seed-{seed}"]
-            config = from_mapping(read_yaml(base), items, source=base)
-            cells.append(Cell(setting=setting, seed=seed, config=config, argv=["train", str(base), *items]))
-    return Grid(
-        name=file.stem,
-        cells=cells,
-        jobs=counts["jobs"],
-        folder=Path(cells[0].config.runs) / "ablations" / file.stem,
-        reported=list(data.get("reported", [])),
-    )
+from harnessrl.report import draw_curves, summary_table
+from harnessrl.results import Results
 
 
 def ablate(file: str | Path, overrides: Sequence[str]) -> int:
-    """Run what is left of a grid, then write summary.csv and curves.png and print the table. Returns the exit code."""
+    """Run what is left of a grid, recording each run as it ends; then draw curves.png and print the table.
+
+    Returns:
+        the exit code: 0 if every run of the grid is recorded.
+    Raises:
+        ConfigError: before anything starts.
+    """
     grid = read_grid(file, overrides)
+    results = Results.read(grid.results)
     for cell in grid.cells:
-        check(cell.config)
+        cell.recorded = results.has(cell.key, cell.config)
+        if not cell.recorded:
+            check(cell.config)
     console = Console()
     started = time.monotonic()
-    waiting = [cell for cell in grid.cells if not cell.done]
+    _record(grid, results)
+    waiting = [cell for cell in grid.cells if not cell.recorded]
     if len(waiting) < len(grid.cells):
         console.print(f"{len(grid.cells) - len(waiting)} of {len(grid.cells)} runs are finished already")
+    _run(grid, results, waiting, console)
+    return _finish(grid, results, console, time.monotonic() - started)
+
+
+def _run(grid: Grid, results: Results, waiting: list[Cell], console: Console) -> None:
     running: list[Cell] = []
     try:
         with Board(grid, console) as board:
@@ -137,26 +54,35 @@ def ablate(file: str | Path, overrides: Sequence[str]) -> int:
                     running.append(_start(waiting.pop(0)))
                 board.show(running)
                 time.sleep(0.5)
-                running = [cell for cell in running if not _ended(cell)]
+                still = [cell for cell in running if not _ended(cell)]
+                if len(still) < len(running):
+                    running = still
+                    _record(grid, results)
             board.show(running)
     finally:
         _stop(running)
-    return _finish(grid, console, time.monotonic() - started)
 
 
-def _finish(grid: Grid, console: Console, seconds: float) -> int:
-    for cell in grid.cells:
-        cell.read()
-    runs = [(cell.setting, cell.seed, cell.metrics) for cell in grid.cells if cell.done]
-    failed = [cell for cell in grid.cells if not cell.done]
-    if runs:
-        rows = summary_rows(runs)
-        write_csv(grid.folder / "summary.csv", rows)
-        draw_curves(grid.folder / "curves.png", runs, grid.reported)
-        console.print(summary_table(grid.name, rows))
+def _record(grid: Grid, results: Results) -> None:
+    """Give every finished run its row, at once: what has ended is kept whatever comes."""
+    new = [cell for cell in grid.cells if cell.done and not cell.recorded]
+    for cell in new:
+        results.add(cell.key, cell.config)
+        cell.recorded = True
+    if new:
+        results.write(grid.results)
+
+
+def _finish(grid: Grid, results: Results, console: Console, seconds: float) -> int:
+    shown = results.only([cell.key for cell in grid.cells])
+    if shown.runs:
+        draw_curves(grid.folder / "curves.png", shown, grid.reported)
+        console.print(summary_table(grid.name, shown, grid.reference))
         for line in grid.reported:
             console.print(line, highlight=False, markup=False)
-        console.print(f"{grid.folder}/summary.csv and curves.png; {seconds:.0f} s", highlight=False, markup=False)
+        text = f"{grid.results}/runs.csv, {grid.folder}/curves.png; {seconds:.0f} s"
+        console.print(text, highlight=False, markup=False)
+    failed = [cell for cell in grid.cells if not cell.recorded]
     for cell in failed:
         reason = f"{cell.failed} (log: {cell.log})"
         console.print(f"FAILED {cell.setting} seed {cell.seed}: {reason}", style="red", highlight=False, markup=False)
@@ -201,16 +127,6 @@ def _stop(running: Sequence[Cell]) -> None:
         except subprocess.TimeoutExpired:
             cell.process.kill()
             cell.process.wait()
-
-
-def _positive(key: str, value: Any, file: Path) -> int:
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        number = 0
-    if number < 1 or str(number) != str(value):
-        raise ConfigError(f"{file}: {key} must be a whole number of at least 1, got {value!r}")
-    return number
 
 
 class Board:

@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="harnessrl", description="Harnessed agentic RL in pure PyTorch.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_add_train, _add_ablate, _add_inspect, _add_export, _add_bench, _add_alone):
+    for add in (_add_train, _add_ablate, _add_compare, _add_inspect, _add_export, _add_bench, _add_alone):
         add(commands)
     return parser
 
@@ -99,9 +99,24 @@ def _add_ablate(commands: Commands) -> None:
     )
     ablate.add_argument("file", help="a YAML file, e.g. ablations/normalization.yaml")
     ablate.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="seeds=5 jobs=2, or any key of every run: steps=60"
+        "overrides",
+        nargs="*",
+        metavar="key=value",
+        help="seeds=5 jobs=2 results=FOLDER (rows of finished runs), or any key of every run: steps=60",
     )
     ablate.set_defaults(command=_ablate)
+
+
+def _add_compare(commands: Commands) -> None:
+    compare = commands.add_parser(
+        "compare",
+        help="two runs side by side",
+        description="Print how two runs' configurations differ, their final numbers and curves; draws a picture too.",
+    )
+    compare.add_argument("first", help="a run folder, e.g. runs/NAME")
+    compare.add_argument("second", help="another")
+    compare.add_argument("overrides", nargs="*", metavar="out=FILE", help="the picture; FIRST/compare.png if not given")
+    compare.set_defaults(command=_compare)
 
 
 def _add_inspect(commands: Commands) -> None:
@@ -188,6 +203,16 @@ def _ablate(arguments: argparse.Namespace) -> int:
     from harnessrl.ablate import ablate
 
     return ablate(arguments.file, arguments.overrides)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from harnessrl.compare import compare
+    from harnessrl.errors import ConfigError
+
+    options = dict(item.partition("=")[::2] for item in arguments.overrides)
+    if unknown := options.keys() - {"out"}:
+        raise ConfigError(f"{min(unknown)}: unknown key; allowed: out=FILE")
+    return compare(arguments.first, arguments.second, **options)
 
 
 def _inspect(arguments: argparse.Namespace) -> int:

@@ -88,9 +88,11 @@ def _check_same(config: Config) -> None:
     path = config.folder / "manifest.json"
     if not path.exists():
         return
-    old, new = (
-        flatten(value) for value in (json.loads(path.read_text())["config"], json.loads(json.dumps(asdict(config))))
+    old, new, defaults = (
+        flatten(json.loads(json.dumps(value)))
+        for value in (json.loads(path.read_text())["config"], asdict(config), asdict(Config()))
     )
+    old = defaults | old  # a key that is younger than the run was at its default
     free = {"steps", "checkpoint_every", "checkpoint_keep", "threads", "stall_seconds", "runs"}
     changed = [
         key

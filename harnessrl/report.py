@@ -1,9 +1,8 @@
-"""What an ablation found: a row a run, a table with intervals, and curves."""
+"""What an ablation found: a table with intervals, and curves."""
 
 from __future__ import annotations
 
-import csv
-import io
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,97 +11,76 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from harnessrl.metrics import write_atomically
+from harnessrl.results import PRIMARY, Results
+from harnessrl.statistics import (
+    ENOUGH_SEEDS,
+    bootstrap_interval,
+    interquartile_mean,
+    interval,
+    paired_differences,
+    probability_of_improvement,
+)
 
-Run = tuple[str, int, list[dict[str, Any]]]
-"""setting, seed, lines of metrics.jsonl"""
-
-LAST = 10
-"""Steps that "final" averages over."""
-
-ENOUGH_SEEDS = 5
-"""From here on an interval is shown, below it the range."""
-
-
-def column(metrics: Sequence[dict[str, Any]], key: str) -> np.ndarray:
-    """float64 [steps]; NaN where a step has no value."""
-    return np.array([np.nan if line.get(key) is None else line[key] for line in metrics], np.float64)
+DESCRIPTION = {"mean_samples": "N_rho", "final_single_sample": "single-\nsample", "final_entropy": "final\nentropy"}
 
 
-def summary_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """One row a run. "final" is the mean of the last 10 steps, "best" the best mean of 10 steps in a row."""
-    return [_row(setting, seed, metrics) for setting, seed, metrics in runs]
-
-
-def _row(setting: str, seed: int, metrics: list[dict[str, Any]]) -> dict[str, Any]:
-    reward = column(metrics, "reward/mean")
-    window = min(LAST, len(reward))
-    last = {key: float(np.nanmean(column(metrics, key)[-LAST:])) for key in ("rollout/drift_share", "policy/entropy")}
-    return {
-        "setting": setting,
-        "seed": seed,
-        "steps": len(metrics),
-        "final_reward": float(np.nanmean(reward[-LAST:])),
-        "best_reward": float(np.nanmax(np.convolve(reward, np.full(window, 1 / window), "valid"))),
-        "samples_per_rollout": float(np.nanmean(column(metrics, "rollout/samples_mean"))),
-        "single_sample_share": float(np.nanmean(column(metrics, "rollout/single_sample_share"))),
-        "drift_share_final": last["rollout/drift_share"],
-        "entropy_final": last["policy/entropy"],
-        "grad_norm_mean": float(np.nanmean(column(metrics, "policy/grad_norm"))),
-        "seconds": float(np.nansum(column(metrics, "time/step"))),
-    }
-
-
-def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows with six significant digits."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
-    write_atomically(path, text.getvalue())
-
-
-def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Low and high end over axis 0: Student's 95 % interval of the mean from five values on, the range below.
-
-    Args:
-        values: float64 [seeds, ...].
-    """
-    n = len(values)
-    if n < ENOUGH_SEEDS:
-        return values.min(0), values.max(0)
-    from scipy.stats import t
-
-    half = t.ppf(0.975, n - 1) * values.std(0, ddof=1) / np.sqrt(n)
-    return values.mean(0) - half, values.mean(0) + half
-
-
-def summary_table(name: str, rows: Sequence[dict[str, Any]]) -> Table:
-    """Mean and interval of each setting."""
-    seeds = len({row["seed"] for row in rows})
-    kind = "95 % interval of the mean" if seeds >= ENOUGH_SEEDS else "range"
+def summary_table(name: str, results: Results, reference: str) -> Table:
+    """Interquartile mean and interval of each setting, and what the primary outcomes differ from the reference's."""
+    seeds = max(len(results.outcome(setting, "steps")) for setting in results.settings)
+    kind = "95 % bootstrap interval" if seeds >= ENOUGH_SEEDS else "range"
     table = Table(
-        title=f"{name}: mean over {seeds} seeds\n({kind} below it)", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        title=f"{name}: interquartile mean over {seeds} seeds, {kind} below it\n"
+        f"(difference: to {reference}, paired by seed; P: probability that a run is higher)",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
     )
     table.add_column("setting", no_wrap=True)
-    shown = {
-        "final_reward": "final\nreward",
-        "samples_per_rollout": "N_rho",
-        "single_sample_share": "single-\nsample",
-        "drift_share_final": "final\ndrift",
-        "entropy_final": "final\nentropy",
-    }
-    for label in shown.values():
+    for label in PRIMARY.values():
+        table.add_column(label.replace(" ", "\n", 1), justify="right", no_wrap=True)
+        table.add_column("difference", justify="right", no_wrap=True)
+        table.add_column("P", justify="right", no_wrap=True)
+    for label in DESCRIPTION.values():
         table.add_column(label, justify="right", no_wrap=True)
-    for setting in dict.fromkeys(row["setting"] for row in rows):
+    for setting in results.settings:
         cells = []
-        for key in shown:
-            values = np.array([row[key] for row in rows if row["setting"] == setting])
-            low, high = interval(values)
-            cells.append(f"{values.mean():.3f}\n{low:.2f}–{high:.2f}")
-        table.add_row(setting, *cells, end_section=True)
+        for key in PRIMARY:
+            cells += [_cell(results, setting, key), *_against(results, setting, reference, key)]
+        table.add_row(setting, *cells, *(_cell(results, setting, key) for key in DESCRIPTION), end_section=True)
     return table
+
+
+def _cell(results: Results, setting: str, key: str) -> str:
+    values = np.array(list(results.outcome(setting, key).values()))
+    low, high = interval(values)
+    return f"{interquartile_mean(values):.3f}\n{low:.3f}–{high:.3f}"
+
+
+def _against(results: Results, setting: str, reference: str, key: str) -> tuple[str, str]:
+    """The paired difference with its interval, and the probability of improvement; nothing against itself."""
+    if setting == reference or reference not in results.settings:
+        return "", ""
+    ours, theirs = results.outcome(setting, key), results.outcome(reference, key)
+    differences = paired_differences(ours, theirs)
+    if len(differences) == 0:
+        return "no common\nseed", ""
+    low, high = interval(differences)
+    better = probability_of_improvement(*(np.array(list(values.values())) for values in (ours, theirs)))
+    return f"{interquartile_mean(differences):+.3f}\n{low:+.3f}–{high:+.3f}", f"{better:.2f}"
+
+
+def over_tasks(tasks: Sequence[Results], key: str) -> dict[str, tuple[float, float, float]]:
+    """Each setting's interquartile mean over the seeds of several tasks, with its stratified bootstrap interval.
+
+    Returns:
+        by setting that all tasks have: value, low end, high end.
+    """
+    common = [name for name in tasks[0].settings if all(name in task.settings for task in tasks)]
+    found = {}
+    for setting in common:
+        strata = [np.array(list(task.outcome(setting, key).values())) for task in tasks]
+        low, high = bootstrap_interval(strata)
+        found[setting] = (float(interquartile_mean(np.concatenate(strata))), float(low), float(high))
+    return found
 
 
 PANELS = {
@@ -117,8 +95,8 @@ STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 SMOOTH = 5
 
 
-def draw_curves(path: Path, runs: Sequence[Run], reported: Sequence[str]) -> None:
-    """Draw each panel's mean over seeds with its interval (range and single runs below five seeds).
+def draw_curves(path: Path, results: Results, reported: Sequence[str]) -> None:
+    """Draw each panel's interquartile mean over seeds with its interval (range and single runs below five seeds).
 
     Curves are running means over `SMOOTH` steps. Steps that not all seeds of a setting have are left out.
     """
@@ -128,20 +106,18 @@ def draw_curves(path: Path, runs: Sequence[Run], reported: Sequence[str]) -> Non
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(2, 2, figsize=(11, 7.5), sharex=True)
-    settings = list(dict.fromkeys(setting for setting, _, _ in runs))
     for axis, (key, label) in zip(axes.flat, PANELS.items(), strict=True):
-        for index, setting in enumerate(settings):
-            curves = [_smooth(column(metrics, key)) for name, _, metrics in runs if name == setting]
-            _draw(axis, curves, setting, index)
+        for index, setting in enumerate(results.settings):
+            draw_setting(axis, results.curve(setting, key), setting, index)
         axis.set_ylabel(label)
         axis.grid(alpha=0.25)
     for axis in axes[1]:
         axis.set_xlabel("step")
-    seeds = max(sum(name == setting for name, _, _ in runs) for setting in settings)
-    kind = "95 % interval" if seeds >= ENOUGH_SEEDS else "points: single seeds, band: range"
+    seeds = max(len(results.curve(setting, "reward/mean")) for setting in results.settings)
+    kind = "95 % bootstrap interval" if seeds >= ENOUGH_SEEDS else "points: single seeds, band: range"
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper center", ncols=2, frameon=False)
-    note = f"{seeds} seeds; line: mean; {kind}; running mean of {SMOOTH} steps.\n" + "\n".join(reported)
+    note = f"{seeds} seeds; line: interquartile mean; {kind}; running mean of {SMOOTH} steps.\n" + "\n".join(reported)
     figure.text(0.01, 0.005, note, fontsize=7.5, va="bottom")
     figure.tight_layout(rect=(0, 0.03 + 0.018 * len(reported), 1, 0.93))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -151,22 +127,23 @@ def draw_curves(path: Path, runs: Sequence[Run], reported: Sequence[str]) -> Non
     temporary.replace(path)
 
 
-def _draw(axis: Any, curves: Sequence[np.ndarray], setting: str, index: int) -> None:
-    length = min(len(curve) for curve in curves)
-    values = np.stack([curve[:length] for curve in curves])
-    steps = np.arange(1, length + 1)
+def draw_setting(axis: Any, values: np.ndarray, label: str, index: int) -> None:
+    """One setting's curve and band; `values` is [seeds, steps], `index` chooses colour and line style."""
+    values = smooth(values)
+    steps = np.arange(1, values.shape[1] + 1)
     low, high = interval(values)
     colour = COLOURS[index % len(COLOURS)]
-    axis.plot(
-        steps, values.mean(0), color=colour, linestyle=STYLES[index % len(STYLES)], label=setting.replace("_", ", ")
-    )
+    axis.plot(steps, interquartile_mean(values), color=colour, linestyle=STYLES[index % len(STYLES)], label=label)
     axis.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
-    if len(curves) < ENOUGH_SEEDS:
+    if len(values) < ENOUGH_SEEDS:
         marks = steps[4 + index :: 10] - 1
         for curve in values:
             axis.plot(steps[marks], curve[marks], ".", color=colour, markersize=3.5)
 
 
-def _smooth(values: np.ndarray) -> np.ndarray:
-    """Running mean of the last `SMOOTH` steps (fewer at the start)."""
-    return np.array([np.nanmean(values[max(0, i - SMOOTH + 1) : i + 1]) for i in range(len(values))])
+def smooth(values: np.ndarray, steps: int = SMOOTH) -> np.ndarray:
+    """Running mean over the last `steps` columns (fewer at the start), NaN left out; [seeds, steps]."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # the mean of no value is NaN, which is what is meant
+        means = [np.nanmean(values[:, max(0, i - steps + 1) : i + 1], axis=1) for i in range(values.shape[1])]
+    return np.stack(means, axis=1)

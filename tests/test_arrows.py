@@ -17,8 +17,13 @@ ALLOWED = {
     "trace": {"adapter", "errors"},
     "preflight": {"config", "errors", "trace"},
     "inspect": {"adapter", "errors", "trace"},
-    "report": {"metrics"},
-    "ablate": {"config", "display", "errors", "metrics", "preflight", "report"},
+    "statistics": set(),
+    "results": {"adapter", "config", "errors", "metrics", "preflight"},
+    "report": {"results", "statistics"},
+    "grid": {"config", "errors", "metrics"},
+    "ablate": {"display", "grid", "preflight", "report", "results"},
+    "compare": {"errors", "metrics", "preflight", "report", "results"},
+    "bench": {"adapter", "attention", "config", "engine", "errors", "trace", "train"},
     "metrics": set(),
     "display": set(),
     "processes": {"errors"},
@@ -47,8 +52,12 @@ LIGHT_ROOMS = {
     "trace",
     "preflight",
     "inspect",
+    "statistics",
+    "results",
     "report",
+    "grid",
     "ablate",
+    "compare",
 }
 
 

@@ -22,7 +22,6 @@ from harnessrl.engine.base import NEXT, Phase
 from harnessrl.engine.sampling import choose
 from harnessrl.service.wire import Reply, Sampling
 
-
 IDLE = Sampling(max_tokens=1, temperature=0.0)
 """Stands in for rows that nobody asked for."""
 

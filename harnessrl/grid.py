@@ -1,0 +1,149 @@
+"""The grid of an ablation file: which runs there are.
+
+An ablation file names a base configuration and lists only differences:
+
+    base: ../experiments/lookup/config.yaml
+    seeds: 2
+    reference: OTHER                      # what the others are compared with; the last setting if absent
+    reported: ["a line under the table"]
+    settings:
+      NAME: {advantage.unit: sample, loss.normalizer: token_mean}
+      OTHER: {}
+
+Finished runs are kept as rows in `results` (default: the run folder of the ablation; see `harnessrl.results`). A run that
+has its row there is not run again, so a grid continues from committed rows on any machine.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harnessrl.config import Config, from_mapping, read_yaml
+from harnessrl.errors import ConfigError
+from harnessrl.metrics import read_jsonl
+
+KEYS = ("base", "seeds", "jobs", "results", "reference", "reported", "settings")
+
+
+@dataclass(kw_only=True)
+class Cell:
+    """One run of the grid."""
+
+    setting: str
+    """Name of the setting."""
+    seed: int
+    """Its seed."""
+    config: Config
+    """What it runs."""
+    argv: list[str]
+    """Arguments of `harnessrl`."""
+    process: subprocess.Popen[bytes] | None = None
+    """The running process."""
+    failed: str = ""
+    """Why it ended early; empty if it did not."""
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    """Lines of metrics.jsonl so far."""
+    recorded: bool = False
+    """It has its row in the results."""
+
+    @property
+    def log(self) -> Path:
+        return self.config.folder / "train.log"
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.setting, self.seed
+
+    @property
+    def done(self) -> bool:
+        """It has its row, or all steps are recorded and the last checkpoint is written."""
+        return self.recorded or (self.config.folder / "checkpoints" / f"step-{self.config.steps:05d}").is_dir()
+
+    def read(self) -> None:
+        """Take note of steps that were recorded since."""
+        self.metrics = read_jsonl(self.config.folder / "metrics.jsonl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A parsed ablation."""
+
+    name: str
+    cells: list[Cell]
+    jobs: int
+    folder: Path
+    """Where runs, curves.png and (unless named) results lie."""
+    results: Path
+    reference: str
+    reported: list[str]
+
+
+def read_grid(file: str | Path, overrides: Sequence[str]) -> Grid:
+    """Read and check a whole grid before anything starts.
+
+    Raises:
+        ConfigError: by file, setting and key.
+    """
+    file = Path(file)
+    data = _read(file)
+    own: dict[str, Any] = {"seeds": data.get("seeds", 2), "jobs": data.get("jobs", 2), "results": data.get("results")}
+    passed = []
+    for item in overrides:
+        key, _, value = item.partition("=")
+        if key in own:
+            own[key] = value
+        else:
+            passed.append(item)
+    seeds, jobs = (_positive(key, own[key], file) for key in ("seeds", "jobs"))
+    base = file.parent / data["base"]
+    cells = []
+    for seed in range(seeds):  # seed by seed, so that an unfinished grid has all settings of the seeds it has
+        for setting, differences in data["settings"].items():
+            items = [f"{key}={value}" for key, value in differences.items()]
+            items += [*passed, f"seed={seed}", f"run=ablations/{file.stem}/{setting}/seed-{seed}"]
+            config = from_mapping(read_yaml(base), items, source=base)
+            cells.append(Cell(setting=setting, seed=seed, config=config, argv=["train", str(base), *items]))
+    folder = Path(cells[0].config.runs) / "ablations" / file.stem
+    return Grid(
+        name=file.stem,
+        cells=cells,
+        jobs=jobs,
+        folder=folder,
+        results=Path(own["results"]) if own["results"] else folder,
+        reference=data.get("reference", list(data["settings"])[-1]),
+        reported=list(data.get("reported", [])),
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The file's mapping, its shape checked."""
+    data = read_yaml(file)
+    if unknown := sorted(data.keys() - set(KEYS)):
+        raise ConfigError(f"{file}: unknown key {unknown[0]!r}; allowed: {', '.join(KEYS)}")
+    settings = data.get("settings")
+    if not isinstance(data.get("base"), str) or not isinstance(settings, dict) or not settings:
+        raise ConfigError(
+            f"{file}: needs `base` (a configuration file) and `settings` (a mapping of names to differences)"
+        )
+    for name, differences in settings.items():
+        if not isinstance(differences, dict):
+            raise ConfigError(f"{file}: settings.{name}: expected a mapping of keys to values")
+    if data.get("reference") not in (None, *settings):
+        raise ConfigError(f"{file}: reference: {data['reference']!r} is not one of {', '.join(settings)}")
+    if not isinstance(data.get("results", ""), str):
+        raise ConfigError(f"{file}: results: expected a folder's path, got {data['results']!r}")
+    return data
+
+
+def _positive(key: str, value: Any, file: Path) -> int:
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = 0
+    if number < 1 or str(number) != str(value):
+        raise ConfigError(f"{file}: {key} must be a whole number of at least 1, got {value!r}")
+    return number

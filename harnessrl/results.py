@@ -1,0 +1,229 @@
+"""What finished runs of an ablation left, as three small tables that can be committed and continued.
+
+runs.csv     one row a run: its outcomes, the configuration's digest, the commit
+curves.csv   one row a run and step
+lengths.csv  how many rollouts, samples and responses were how long, early and late in a run
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harnessrl.adapter import Rollout, merge_calls
+from harnessrl.config import Config
+from harnessrl.errors import ConfigError
+from harnessrl.metrics import read_jsonl, write_atomically
+from harnessrl.preflight import flatten
+
+LAST = 10
+"""Steps that "final" and "late" average over, and "early" at the start."""
+CURVES = (
+    "reward/mean", "val/reward_mean", "rollout/samples_mean", "rollout/single_sample_share", "rollout/drift_share",
+    "rollout/tokens_mean", "sample/tokens_mean", "rollout/samples_reward_correlation", "policy/entropy", "loss/kl",
+    "policy/grad_norm", "policy/engine_logprob_gap", "advantage/zero_signal_groups", "loss/weight_advantage_sum",
+    "update/computed_tokens", "time/rollout", "time/update", "time/step",
+)  # fmt: skip
+"""Columns of curves.csv, by their names in metrics.jsonl."""
+PRIMARY = {"final_reward": "final reward", "final_drift": "final drift share"}
+"""The outcomes fixed before any run; everything else is description."""
+FREE = ("run", "runs", "seed", "threads", "checkpoint_every", "checkpoint_keep", "stall_seconds", "service.")
+"""Keys that do not belong to a setting."""
+SIGNIFICANT = 5
+Key = tuple[str, int]
+"""Setting and seed."""
+
+
+def digest(config: Config) -> str:
+    """Twelve hex digits of a configuration: of the keys that differ from their defaults, those in `FREE` left out."""
+    defaults = flatten(asdict(Config()))
+    own = {
+        key: value
+        for key, value in flatten(asdict(config)).items()
+        if (key not in defaults or value != defaults[key]) and not key.startswith(FREE)
+    }
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def column(lines: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
+    """One metric of metrics.jsonl or curves.csv, float64 [steps]; NaN where a step has no value."""
+    return np.array([np.nan if line.get(key) in (None, "") else float(line[key]) for line in lines], np.float64)
+
+
+@dataclass
+class Results:
+    """The tables of one ablation."""
+
+    runs: dict[Key, dict[str, Any]] = field(default_factory=dict)
+    """Row of each run."""
+    curves: dict[Key, list[dict[str, Any]]] = field(default_factory=dict)
+    """Rows of each run, a step each."""
+    lengths: dict[Key, list[dict[str, Any]]] = field(default_factory=dict)
+    """Rows of each run: phase, quantity, from, below, count."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Results:
+        """Read a folder's tables; what is absent is empty."""
+        parts = [_read_csv(folder / f"{name}.csv") for name in ("runs", "curves", "lengths")]
+        self = cls()
+        for row in parts[0]:
+            self.runs[_key(row, folder)] = row
+        for rows, table in zip(parts[1:], (self.curves, self.lengths), strict=True):
+            for row in rows:
+                table.setdefault(_key(row, folder), []).append(row)
+        return self
+
+    def write(self, folder: Path) -> None:
+        """Write the three tables, each in one step, in order of setting (as first seen) and seed."""
+        order = list(dict.fromkeys(setting for setting, _ in self.runs))
+        keys = sorted(self.runs, key=lambda key: (order.index(key[0]), key[1]))
+        _write_csv(folder / "runs.csv", [self.runs[key] for key in keys])
+        for name, table in (("curves", self.curves), ("lengths", self.lengths)):
+            _write_csv(folder / f"{name}.csv", [row for key in keys for row in table.get(key, [])])
+
+    def add(self, key: Key, config: Config) -> None:
+        """Take in a finished run from its folder; replaces an earlier row of the same setting and seed."""
+        setting, seed = key
+        lines = read_jsonl(config.folder / "metrics.jsonl")
+        manifest = json.loads((config.folder / "manifest.json").read_text())
+        head = {"setting": setting, "seed": seed}
+        self.runs[key] = head | _outcomes(lines) | {"config": digest(config), "commit": manifest["commit"] or ""}
+        self.curves[key] = [
+            head | {"step": line["step"]} | {name: _number(line.get(name)) for name in CURVES} for line in lines
+        ]
+        self.lengths[key] = [head | row for row in _lengths(config.folder / "rollouts.jsonl", len(lines))]
+
+    def has(self, key: Key, config: Config) -> bool:
+        """Whether this run is recorded, under the same configuration and with all its steps.
+
+        Raises:
+            ConfigError: it is recorded under another configuration: mixing the two would compare nothing.
+        """
+        row = self.runs.get(key)
+        if row is None:
+            return False
+        if row["config"] != digest(config):
+            raise ConfigError(
+                f"{key[0]} seed {key[1]} is recorded with another configuration ({row['config']}, now {digest(config)}): "
+                "take another results=FOLDER, or remove its rows"
+            )
+        return True
+
+    def only(self, keys: Iterable[Key]) -> Results:
+        """The part with these runs."""
+        wanted = [key for key in keys if key in self.runs]
+        parts = [
+            {key: table[key] for key in wanted if key in table} for table in (self.runs, self.curves, self.lengths)
+        ]
+        return Results(*parts)
+
+    @property
+    def settings(self) -> list[str]:
+        """Names, in the order in which they were first recorded."""
+        return list(dict.fromkeys(setting for setting, _ in self.runs))
+
+    def outcome(self, setting: str, name: str) -> dict[int, float]:
+        """One outcome of a setting by seed."""
+        return {seed: float(row[name]) for (own, seed), row in sorted(self.runs.items()) if own == setting}
+
+    def curve(self, setting: str, name: str) -> np.ndarray:
+        """float64 [seeds, steps], up to the step that all seeds of the setting have; NaN where there is no value."""
+        rows = [column(lines, name) for (own, _), lines in sorted(self.curves.items()) if own == setting]
+        steps = min(map(len, rows))
+        return np.stack([row[:steps] for row in rows])
+
+
+def _outcomes(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A run in one row. "final" is the mean of the last steps, "best" the best mean of as many steps in a row."""
+    reward = column(lines, "reward/mean")
+    window = min(LAST, len(reward))
+    validation = column(lines, "val/reward_mean")
+    validation = validation[~np.isnan(validation)]
+    late = lambda key: _mean(column(lines, key)[-LAST:])  # noqa: E731
+    return {
+        "steps": len(lines),
+        "final_reward": late("reward/mean"),
+        "final_drift": late("rollout/drift_share"),
+        "first_validation": float(validation[0]) if len(validation) else float("nan"),
+        "final_validation": float(validation[-1]) if len(validation) else float("nan"),
+        "best_reward": float(np.max(np.convolve(reward, np.full(window, 1 / window), "valid"))),
+        "mean_reward": _mean(reward),
+        "mean_samples": _mean(column(lines, "rollout/samples_mean")),
+        "final_samples": late("rollout/samples_mean"),
+        "final_single_sample": late("rollout/single_sample_share"),
+        "final_entropy": late("policy/entropy"),
+        "final_kl": late("loss/kl"),
+        "mean_grad_norm": _mean(column(lines, "policy/grad_norm")),
+        "computed_tokens": float(np.nansum(column(lines, "update/computed_tokens"))),
+        "update_seconds": float(np.nansum(column(lines, "time/update"))),
+        "seconds": float(np.nansum(column(lines, "time/step"))),
+    }
+
+
+def _mean(values: np.ndarray) -> float:
+    values = values[~np.isnan(values)]
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def _lengths(path: Path, steps: int) -> list[dict[str, Any]]:
+    """Histograms of trained tokens a rollout, tokens a sample and tokens a response, in powers of 2^(1/2)."""
+    counts: dict[tuple[str, str], Counter[int]] = {}
+    for line in read_jsonl(path):
+        phases = (["early"] if line["step"] < LAST else []) + (["late"] if line["step"] >= steps - LAST else [])
+        if not phases:
+            continue
+        rollout = Rollout.from_dict(line)
+        samples = merge_calls(rollout).samples
+        found = {
+            "rollout": [sum(int(sample.loss_mask.sum()) for sample in samples)],
+            "sample": [len(sample.token_ids) for sample in samples],
+            "response": [len(call.response_ids) for call in rollout.calls],
+        }
+        for phase in phases:
+            for quantity, values in found.items():
+                bins = [int(2 * np.log2(value)) for value in values if value]
+                counts.setdefault((phase, quantity), Counter()).update(bins)
+    return [
+        {"phase": phase, "quantity": quantity, "from": round(2 ** (b / 2), 2), "below": round(2 ** ((b + 1) / 2), 2)}
+        | {"count": counted[b]}
+        for (phase, quantity), counted in sorted(counts.items())
+        for b in sorted(counted)
+    ]
+
+
+def _number(value: Any) -> Any:
+    return "" if value is None else value
+
+
+def _key(row: Mapping[str, Any], folder: Path) -> Key:
+    try:
+        return row["setting"], int(row["seed"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise ConfigError(f"{folder}: a row without setting and whole seed: {dict(row)}") from error
+
+
+def _read_csv(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Rows with a few significant digits; columns of later rows that earlier ones lack stay empty there."""
+    text = io.StringIO()
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(text, names, lineterminator="\n", restval="")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: f"{v:.{SIGNIFICANT}g}" if isinstance(v, float) else v for k, v in row.items()})
+    write_atomically(path, text.getvalue())

@@ -1,0 +1,143 @@
+"""Two runs side by side, and the tables of an ablation: from files written here to the numbers that are shown."""
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from harnessrl import cli
+from harnessrl.adapter import Rollout
+from harnessrl.compare import sparkline
+from harnessrl.config import Advantage, Config, Policy, Task
+from harnessrl.errors import ConfigError
+from harnessrl.report import over_tasks, smooth, summary_table
+from harnessrl.results import Results, digest
+
+
+def make_run(runs, name, rewards, **changes):
+    """A run folder as training leaves it: manifest, metrics, rollouts; returns its configuration."""
+    config = Config(run=name, runs=str(runs), steps=len(rewards), **changes)
+    config.folder.mkdir(parents=True)
+    manifest = {"config": json.loads(json.dumps(asdict(config))), "commit": "abc"}
+    (config.folder / "manifest.json").write_text(json.dumps(manifest))
+    lines = [
+        {"step": n, "reward/mean": r, "rollout/drift_share": 0.1 * n, "time/step": 2.0} for n, r in enumerate(rewards)
+    ]
+    (config.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rollout = Rollout.from_dict(
+        {"rollout_id": "r", "group_id": "g", "reward": 1.0, "calls": [
+            {"call_id": "a", "prompt_ids": [1, 2], "response_ids": [3, 4], "logprobs": [-1.0, -1.0]},
+            {"call_id": "b", "prompt_ids": [1, 2, 3, 4, 5], "response_ids": [6], "logprobs": [-1.0]},
+        ]}
+    ).to_dict()  # fmt: skip
+    (config.folder / "rollouts.jsonl").write_text(
+        "".join(json.dumps({"step": n} | rollout) + "\n" for n in range(len(rewards)))
+    )
+    return config
+
+
+def test_compare_shows_what_differs_and_the_numbers(tmp_path, capsys):
+    make_run(tmp_path, "one", [0.0] * 5 + [0.5] * 10)
+    make_run(tmp_path, "two", [0.0] * 5 + [0.75] * 10 + [0.0] * 3, advantage=Advantage(unit="sample"))
+    assert cli.run(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
+    shown = capsys.readouterr().out
+    rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if line.split()}
+    assert rows["advantage.unit"] == ["rollout", "sample"]
+    assert "loss.normalizer" not in rows
+    assert "steps 6 to 15" in shown
+    assert rows["reward/mean"][:3] == ["0.5", "0.75", "+0.25"]
+    assert (tmp_path / "one" / "compare.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("missing", ["manifest.json", "metrics.jsonl"])
+def test_compare_names_a_folder_that_is_no_run(tmp_path, missing, capsys):
+    make_run(tmp_path, "one", [0.0])
+    make_run(tmp_path, "two", [0.0])
+    (tmp_path / "two" / missing).unlink()
+    assert cli.run(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 2
+    error = capsys.readouterr().err
+    assert str(tmp_path / "two") in error and missing in error
+
+
+def test_a_sparkline_has_the_lowest_and_highest_bar_at_the_ends_of_its_range():
+    assert sparkline(np.array([0.0, 0.5, 1.0, np.nan]), 0.0, 1.0) == "▁▅█ "
+    assert sparkline(np.arange(4.0), 0.0, 3.0, width=2) == "▂▇"  # means 0.5 and 2.5 of 3
+    assert sparkline(np.array([2.0, 2.0]), 2.0, 2.0) == "▁▁"
+
+
+def grid_of(tmp_path):
+    """Two settings, five seeds; the second setting is 0.1 higher on every seed."""
+    results, configs = Results(), {}
+    for setting, lift, unit in (("low", 0.0, "sample"), ("high", 0.1, "rollout")):
+        for seed in range(5):
+            rewards = [0.2] * 5 + [0.4 + 0.01 * seed + lift] * 10
+            config = make_run(tmp_path, f"{setting}-{seed}", rewards, seed=seed, advantage=Advantage(unit=unit))
+            results.add((setting, seed), config)
+            configs[setting, seed] = config
+    return results, configs
+
+
+def test_rows_survive_writing_and_reading(tmp_path):
+    results, configs = grid_of(tmp_path)
+    results.write(tmp_path / "rows")
+    again = Results.read(tmp_path / "rows")
+    assert again.settings == ["low", "high"]
+    assert again.outcome("high", "final_reward") == pytest.approx({s: 0.5 + 0.01 * s for s in range(5)})
+    assert again.outcome("low", "seconds") == dict.fromkeys(range(5), 30.0)
+    assert again.curve("low", "reward/mean").shape == (5, 15)
+    assert again.curve("low", "reward/mean")[2].tolist() == pytest.approx([0.2] * 5 + [0.42] * 10)
+    assert all(again.has(key, config) for key, config in configs.items())
+    first = {name: (tmp_path / "rows" / f"{name}.csv").read_text() for name in ("runs", "curves", "lengths")}
+    again.write(tmp_path / "rows")
+    assert {name: (tmp_path / "rows" / f"{name}.csv").read_text() for name in first} == first
+
+
+def test_lengths_are_counted_in_half_octaves_early_and_late(tmp_path):
+    results = Results()
+    results.add(("a", 0), make_run(tmp_path, "a", [0.0] * 12))
+    found = {(row["phase"], row["quantity"], row["from"]): row["count"] for row in results.lengths["a", 0]}
+    # 12 steps of a rollout with one sample: 3 trained tokens of 6, from responses of 2 and 1 tokens
+    assert found == {
+        (phase, quantity, low): 10
+        for phase in ("early", "late")
+        for quantity, low in (("rollout", 2.83), ("sample", 5.66), ("response", 2.0), ("response", 1.0))
+    }  # fmt: skip
+
+
+def test_rows_of_another_configuration_are_refused(tmp_path):
+    results, configs = grid_of(tmp_path)
+    key = ("low", 3)
+    assert not results.has(("low", 9), configs[key])
+    with pytest.raises(ConfigError, match="low seed 3 is recorded with another configuration"):
+        results.has(key, make_run(tmp_path, "other", [0.0] * 15, seed=3))
+
+
+def test_the_digest_is_of_the_setting_and_not_of_where_or_how_fast_it_runs():
+    plain = digest(Config())
+    assert digest(Config(seed=4, runs="elsewhere", run="x", threads=3, checkpoint_every=7)) == plain
+    assert digest(Config(policy=Policy(max_response=9))) != plain
+    assert digest(Config(steps=99)) != plain
+    assert digest(Config(task=Task(env_map={"Q": "input.q"}))) != plain
+
+
+def test_the_table_pairs_settings_by_seed(tmp_path, capsys):
+    from rich.console import Console
+
+    results, _ = grid_of(tmp_path)
+    Console(width=150).print(summary_table("grid", results, "low"))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    high = next(line for line in lines if line[:1] == ["high"])
+    assert high[1:4] == ["0.520", "+0.100", "1.00"]  # interquartile mean of .50 to .54; every pair is higher
+    assert [cell for cell in lines[lines.index(high) + 1] if cell.startswith("+0.1")] == ["+0.100–+0.100"]
+
+
+def test_tasks_are_strata(tmp_path):
+    results, _ = grid_of(tmp_path)
+    value, low, high = over_tasks([results, results], "final_reward")["high"]
+    assert value == pytest.approx(0.52) and 0.5 <= low < value < high <= 0.54
+
+
+def test_smoothing_takes_the_last_steps_and_leaves_nan_out():
+    values = np.array([[1.0, np.nan, 3.0, 5.0, np.nan]])
+    assert smooth(values, 2)[0].tolist() == [1.0, 1.0, 3.0, 4.0, 5.0]
