@@ -80,7 +80,7 @@ def _finish(grid: Grid, results: Results, console: Console, seconds: float) -> i
         console.print(summary_table(grid.name, shown, grid.reference))
         for line in grid.reported:
             console.print(line, highlight=False, markup=False)
-        text = f"{grid.results}/runs.csv, {grid.folder}/curves.png; {seconds:.0f} s"
+        text = f"{grid.results}/summary.csv, {grid.folder}/curves.png; {seconds:.0f} s"
         console.print(text, highlight=False, markup=False)
     failed = [cell for cell in grid.cells if not cell.recorded]
     for cell in failed:

@@ -3,6 +3,7 @@
 The model is told once to use ours (``use_layouts(model)``); each forward then carries ``layout=...``:
 
 - ``Documents``: a flat pack of documents, each causal in itself, or of prefix trees. Exact, and what is padding nobody sees.
+- ``Blocks``: the same packs as a block mask, for GPUs; ``documents`` and ``trees`` choose between the two by device.
 - ``Masked``: a dense boolean mask.
 - the engine's ``Slots`` (engine/torch_engine.py): cached keys and values.
 
@@ -11,13 +12,15 @@ No mask of transformers is built and none of its caches is used, so nothing leak
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from harnessrl import strips
@@ -86,40 +89,34 @@ class Cells:
 
     def fill(self, x: Tensor) -> Tensor:
         """Tokens [T, ...] to cells [cells, ...]."""
-        return _Fill.apply(x, self)  # type: ignore[no-any-return,no-untyped-call]
+        return _Gather.apply(x, self.tokens, self._fill_back)  # type: ignore[no-any-return,no-untyped-call]
+
+    def _fill_back(self, grad: Tensor) -> Tensor:
+        """Nothing sees padding, so its gradient is zero: homes are read and copies added, and no more."""
+        out = grad.index_select(0, self.home)
+        if len(self.copies):
+            out.index_add_(0, self.tokens[self.copies], grad.index_select(0, self.copies))
+        return out
 
     def read(self, x: Tensor) -> Tensor:
         """Cells to tokens, each from its home."""
-        return _Read.apply(x, self)  # type: ignore[no-any-return,no-untyped-call]
+        return _Gather.apply(x, self.home, self._read_back)  # type: ignore[no-any-return,no-untyped-call]
+
+    def _read_back(self, grad: Tensor) -> Tensor:
+        return grad.new_zeros(len(self.tokens), *grad.shape[1:]).index_copy_(0, self.home, grad)
 
 
-class _Fill(torch.autograd.Function):
-    """Nothing sees padding, so its gradient is zero: the backward pass reads homes and adds copies, and no more."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cells: Cells) -> Tensor:
-        ctx.cells = cells
-        return x.index_select(0, cells.tokens)
+class _Gather(torch.autograd.Function):
+    """x[index] with a backward pass of one's own: the general one adds up every cell, padding included."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        cells: Cells = ctx.cells
-        out = grad.index_select(0, cells.home)
-        if len(cells.copies):
-            out.index_add_(0, cells.tokens[cells.copies], grad.index_select(0, cells.copies))
-        return out, None
-
-
-class _Read(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cells: Cells) -> Tensor:
-        ctx.cells = cells
-        return x.index_select(0, cells.home)
+    def forward(ctx: Any, x: Tensor, index: Tensor, back: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.back = back
+        return x.index_select(0, index)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        cells: Cells = ctx.cells
-        return grad.new_zeros(len(cells.tokens), *grad.shape[1:]).index_copy_(0, cells.home, grad), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(grad), None, None
 
 
 class Documents:
@@ -171,6 +168,65 @@ class Documents:
             batch = (x.unflatten(0, (count, n)).transpose(1, 2) for x, n in ((q, queries), (k, keys), (v, keys)))
             out.append(sdpa(*batch, scaling, mask, causal=mask is None).transpose(1, 2).flatten(0, 1))
         return self.queries.read(torch.cat(out)).transpose(0, 1).unsqueeze(0)
+
+
+class Blocks:
+    """What `Documents` does, for a GPU: one fused kernel, in which q sees k where k <= q < end[k].
+
+    Blocks of 128 x 128 in which nothing is seen are skipped. On CUDA the mask and the kernel are compiled, so the first
+    pack takes longer, and no T x T mask is stored. Elsewhere PyTorch has neither a fused kernel nor a backward pass for
+    it: that is for tests of the forward pass. Not yet run on a GPU.
+
+    Args:
+        end: [T], one past the last token that may see each: its document's end, or its subtree's.
+        device: where the pack lies.
+
+    Source: torch.nn.attention.flex_attention, arXiv:2412.05496.
+    """
+
+    def __init__(self, end: np.ndarray, device: torch.device | str) -> None:
+        ends = torch.from_numpy(end.astype(np.int32)).to(device)
+
+        def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return (k <= q) & (q < ends[k])
+
+        make = _compiled(create_block_mask) if ends.is_cuda else create_block_mask
+        self.mask: BlockMask = make(seen, None, None, len(end), len(end), device=device)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float | None) -> Tensor:
+        flex = _compiled(flex_attention) if q.is_cuda else flex_attention
+        return flex(q, k, v, block_mask=self.mask, scale=scaling, enable_gqa=q.shape[1] != k.shape[1])  # type: ignore[no-any-return]
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiled when first needed, once a process."""
+    return torch.compile(function)
+
+
+def documents(cu_seqlens: np.ndarray, device: torch.device | str = "cpu") -> Layout:
+    """The layout of a pack of documents, by device: `Blocks` on CUDA, else `Documents`.
+
+    Args:
+        cu_seqlens: [docs + 1], document starts, from 0 to the number of tokens.
+        device: where the pack lies.
+    """
+    if torch.device(device).type == "cuda":
+        return Blocks(np.repeat(cu_seqlens[1:], np.diff(cu_seqlens)), device)
+    return Documents(cu_seqlens, device)
+
+
+def trees(parent: np.ndarray, subtree_end: np.ndarray, device: torch.device | str = "cpu") -> Layout:
+    """The layout of a pack of prefix trees, by device: `Blocks` on CUDA, else `Documents.trees`.
+
+    Args:
+        parent: [T], the node before each, -1 at roots; depth first (`pack_tree`).
+        subtree_end: [T], one past each node's last descendant.
+        device: where the pack lies.
+    """
+    if torch.device(device).type == "cuda":
+        return Blocks(subtree_end, device)
+    return Documents.trees(parent, subtree_end, device)
 
 
 class Masked:

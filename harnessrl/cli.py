@@ -30,7 +30,8 @@ def run(argv: Sequence[str]) -> int:
     try:
         return arguments.command(arguments)  # type: ignore[no-any-return]
     except KeyboardInterrupt:
-        print("stopped; the same command continues from the last checkpoint", file=sys.stderr)
+        again = "; the same command continues from the last checkpoint" if arguments.command in (_train, _ablate) else ""
+        print(f"stopped{again}", file=sys.stderr)
         return 130
     except ImportError as error:
         print(f"harnessrl: {error}{_hint(error)}", file=sys.stderr)
@@ -57,7 +58,7 @@ def _follow_stdin() -> None:
 
 
 def _hint(error: ImportError) -> str:
-    extras = {"torch": "train", "transformers": "train", "tensorboard": "train", "matplotlib": "figs"}
+    extras = {"torch": "train", "transformers": "train", "tensorboard": "train", "matplotlib": "figs", "scipy": "figs"}
     missing = (error.name or "").partition(".")[0]
     return f". From the checkout: pip install -e '.[{extras.get(missing, 'train')}]'" if missing else ""
 
@@ -75,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="harnessrl", description="Harnessed agentic RL in pure PyTorch.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_add_train, _add_ablate, _add_compare, _add_inspect, _add_export, _add_bench, _add_alone):
+    for add in (_add_train, _add_ablate, _add_compare, _add_figures, _add_inspect, _add_export, _add_bench, _add_alone):
         add(commands)
     return parser
 
@@ -117,6 +118,25 @@ def _add_compare(commands: Commands) -> None:
     compare.add_argument("second", help="another")
     compare.add_argument("overrides", nargs="*", metavar="out=FILE", help="the picture; FIRST/compare.png if not given")
     compare.set_defaults(command=_compare)
+
+
+def _add_figures(commands: Commands) -> None:
+    from harnessrl.figures import names
+
+    figures = commands.add_parser(
+        "figures",
+        help="redraw the figures of a checkout",
+        description="Draw all figures of paper_figs/, or the named ones, from committed tables, as PNG and PDF, with a JSON "
+        "file that says what they were drawn from. `harnessrl figures list` tells what each shows.",
+        epilog=f"figures: {', '.join(names()) or 'none here, they are part of a checkout'}",
+    )
+    figures.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="figures; out=FOLDER (runs/figures); from=RUNS_FOLDER first makes the tables again from finished runs",
+    )
+    figures.set_defaults(command=_figures)
 
 
 def _add_inspect(commands: Commands) -> None:
@@ -213,6 +233,12 @@ def _compare(arguments: argparse.Namespace) -> int:
     if unknown := options.keys() - {"out"}:
         raise ConfigError(f"{min(unknown)}: unknown key; allowed: out=FILE")
     return compare(arguments.first, arguments.second, **options)
+
+
+def _figures(arguments: argparse.Namespace) -> int:
+    from harnessrl.figures import figures
+
+    return figures(arguments.names)
 
 
 def _inspect(arguments: argparse.Namespace) -> int:

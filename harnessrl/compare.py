@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harnessrl.errors import ConfigError
-from harnessrl.metrics import read_jsonl
+from harnessrl.metrics import of_steps, read_jsonl
 from harnessrl.preflight import flatten
 from harnessrl.report import PANELS, draw_setting
 from harnessrl.results import LAST, column
@@ -52,7 +52,7 @@ def _config(run: Path) -> dict[str, Any]:
 
 def _metrics(run: Path) -> list[dict[str, Any]]:
     try:
-        lines = read_jsonl(run / "metrics.jsonl")
+        lines = of_steps(read_jsonl(run / "metrics.jsonl"))
     except ValueError as error:
         raise ConfigError(f"{run}/metrics.jsonl: {error}") from error
     if not lines:

@@ -10,7 +10,8 @@ An ablation file names a base configuration and lists only differences:
       NAME: {advantage.unit: sample, loss.normalizer: token_mean}
       OTHER: {}
 
-Finished runs are kept as rows in `results` (default: the run folder of the ablation; see `harnessrl.results`). A run that
+On the command line `seeds`, `jobs`, `results` and `only=NAME,NAME` (some of the settings) belong to the grid, every other
+`key=value` to all runs. Finished runs are kept as rows in `results` (default: the run folder of the ablation; see `harnessrl.results`). A run that
 has its row there is not run again, so a grid continues from committed rows on any machine.
 """
 
@@ -24,7 +25,7 @@ from typing import Any
 
 from harnessrl.config import Config, from_mapping, read_yaml
 from harnessrl.errors import ConfigError
-from harnessrl.metrics import read_jsonl
+from harnessrl.metrics import of_steps, read_jsonl
 
 KEYS = ("base", "seeds", "jobs", "results", "reference", "reported", "settings")
 
@@ -65,7 +66,7 @@ class Cell:
 
     def read(self) -> None:
         """Take note of steps that were recorded since."""
-        self.metrics = read_jsonl(self.config.folder / "metrics.jsonl")
+        self.metrics = of_steps(read_jsonl(self.config.folder / "metrics.jsonl"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ def read_grid(file: str | Path, overrides: Sequence[str]) -> Grid:
     """
     file = Path(file)
     data = _read(file)
-    own: dict[str, Any] = {"seeds": data.get("seeds", 2), "jobs": data.get("jobs", 2), "results": data.get("results")}
+    own = {key: data.get(key, value) for key, value in (("seeds", 2), ("jobs", 2), ("results", None), ("only", None))}
     passed = []
     for item in overrides:
         key, _, value = item.partition("=")
@@ -100,9 +101,10 @@ def read_grid(file: str | Path, overrides: Sequence[str]) -> Grid:
             passed.append(item)
     seeds, jobs = (_positive(key, own[key], file) for key in ("seeds", "jobs"))
     base = file.parent / data["base"]
+    settings = _chosen(data["settings"], own["only"], file)
     cells = []
     for seed in range(seeds):  # seed by seed, so that an unfinished grid has all settings of the seeds it has
-        for setting, differences in data["settings"].items():
+        for setting, differences in settings.items():
             items = [f"{key}={value}" for key, value in differences.items()]
             items += [*passed, f"seed={seed}", f"run=ablations/{file.stem}/{setting}/seed-{seed}"]
             config = from_mapping(read_yaml(base), items, source=base)
@@ -114,9 +116,19 @@ def read_grid(file: str | Path, overrides: Sequence[str]) -> Grid:
         jobs=jobs,
         folder=folder,
         results=Path(own["results"]) if own["results"] else folder,
-        reference=data.get("reference", list(data["settings"])[-1]),
+        reference=data.get("reference", list(settings)[-1]),
         reported=list(data.get("reported", [])),
     )
+
+
+def _chosen(settings: dict[str, Any], only: str | None, file: Path) -> dict[str, Any]:
+    """The settings named in `only`, "A,B"; all of them where it is None."""
+    if only is None:
+        return settings
+    names = only.split(",")
+    if unknown := [name for name in names if name not in settings]:
+        raise ConfigError(f"{file}: only: {unknown[0]!r} is not one of {', '.join(settings)}")
+    return {name: settings[name] for name in settings if name in names}
 
 
 def _read(file: Path) -> dict[str, Any]:

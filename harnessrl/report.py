@@ -21,7 +21,7 @@ from harnessrl.statistics import (
     probability_of_improvement,
 )
 
-DESCRIPTION = {"mean_samples": "N_rho", "final_single_sample": "single-\nsample", "final_entropy": "final\nentropy"}
+DESCRIPTION = {"samples_per_rollout": "N_rho", "single_sample_share": "single-\nsample", "entropy_final": "final\nentropy"}
 
 
 def summary_table(name: str, results: Results, reference: str) -> Table:

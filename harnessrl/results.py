@@ -1,6 +1,6 @@
 """What finished runs of an ablation left, as three small tables that can be committed and continued.
 
-runs.csv     one row a run: its outcomes, the configuration's digest, the commit
+summary.csv  one row a run: its outcomes, the configuration's digest, the commit
 curves.csv   one row a run and step
 lengths.csv  how many rollouts, samples and responses were how long, early and late in a run
 """
@@ -22,7 +22,7 @@ import numpy as np
 from harnessrl.adapter import Rollout, merge_calls
 from harnessrl.config import Config
 from harnessrl.errors import ConfigError
-from harnessrl.metrics import read_jsonl, write_atomically
+from harnessrl.metrics import of_steps, read_jsonl, write_atomically
 from harnessrl.preflight import flatten
 
 LAST = 10
@@ -34,7 +34,7 @@ CURVES = (
     "update/computed_tokens", "time/rollout", "time/update", "time/step",
 )  # fmt: skip
 """Columns of curves.csv, by their names in metrics.jsonl."""
-PRIMARY = {"final_reward": "final reward", "final_drift": "final drift share"}
+PRIMARY = {"final_reward": "final reward", "drift_share_final": "final drift share"}
 """The outcomes fixed before any run; everything else is description."""
 FREE = ("run", "runs", "seed", "threads", "checkpoint_every", "checkpoint_keep", "stall_seconds", "service.")
 """Keys that do not belong to a setting."""
@@ -73,7 +73,7 @@ class Results:
     @classmethod
     def read(cls, folder: Path) -> Results:
         """Read a folder's tables; what is absent is empty."""
-        parts = [_read_csv(folder / f"{name}.csv") for name in ("runs", "curves", "lengths")]
+        parts = [_read_csv(folder / f"{name}.csv") for name in ("summary", "curves", "lengths")]
         self = cls()
         for row in parts[0]:
             self.runs[_key(row, folder)] = row
@@ -86,7 +86,7 @@ class Results:
         """Write the three tables, each in one step, in order of setting (as first seen) and seed."""
         order = list(dict.fromkeys(setting for setting, _ in self.runs))
         keys = sorted(self.runs, key=lambda key: (order.index(key[0]), key[1]))
-        _write_csv(folder / "runs.csv", [self.runs[key] for key in keys])
+        _write_csv(folder / "summary.csv", [self.runs[key] for key in keys])
         for name, table in (("curves", self.curves), ("lengths", self.lengths)):
             _write_csv(folder / f"{name}.csv", [row for key in keys for row in table.get(key, [])])
 
@@ -100,7 +100,7 @@ class Results:
         self.curves[key] = [
             head | {"step": line["step"]} | {name: _number(line.get(name)) for name in CURVES} for line in lines
         ]
-        self.lengths[key] = [head | row for row in _lengths(config.folder / "rollouts.jsonl", len(lines))]
+        self.lengths[key] = [head | row for row in _lengths(config.folder / "rollouts.jsonl", config.steps)]
 
     def has(self, key: Key, config: Config) -> bool:
         """Whether this run is recorded, under the same configuration and with all its steps.
@@ -142,27 +142,28 @@ class Results:
         return np.stack([row[:steps] for row in rows])
 
 
-def _outcomes(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _outcomes(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """A run in one row. "final" is the mean of the last steps, "best" the best mean of as many steps in a row."""
-    reward = column(lines, "reward/mean")
-    window = min(LAST, len(reward))
     validation = column(lines, "val/reward_mean")
     validation = validation[~np.isnan(validation)]
+    lines = of_steps(lines)
+    reward = column(lines, "reward/mean")
+    window = min(LAST, len(reward))
     late = lambda key: _mean(column(lines, key)[-LAST:])  # noqa: E731
     return {
         "steps": len(lines),
         "final_reward": late("reward/mean"),
-        "final_drift": late("rollout/drift_share"),
+        "drift_share_final": late("rollout/drift_share"),
         "first_validation": float(validation[0]) if len(validation) else float("nan"),
         "final_validation": float(validation[-1]) if len(validation) else float("nan"),
         "best_reward": float(np.max(np.convolve(reward, np.full(window, 1 / window), "valid"))),
         "mean_reward": _mean(reward),
-        "mean_samples": _mean(column(lines, "rollout/samples_mean")),
-        "final_samples": late("rollout/samples_mean"),
-        "final_single_sample": late("rollout/single_sample_share"),
-        "final_entropy": late("policy/entropy"),
-        "final_kl": late("loss/kl"),
-        "mean_grad_norm": _mean(column(lines, "policy/grad_norm")),
+        "samples_per_rollout": _mean(column(lines, "rollout/samples_mean")),
+        "samples_per_rollout_final": late("rollout/samples_mean"),
+        "single_sample_share": _mean(column(lines, "rollout/single_sample_share")),
+        "entropy_final": late("policy/entropy"),
+        "kl_final": late("loss/kl"),
+        "grad_norm_mean": _mean(column(lines, "policy/grad_norm")),
         "computed_tokens": float(np.nansum(column(lines, "update/computed_tokens"))),
         "update_seconds": float(np.nansum(column(lines, "time/update"))),
         "seconds": float(np.nansum(column(lines, "time/step"))),

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from property_tests.stories import story
+from property_tests.stories import Broken, story
 from property_tests.toy import Template, ToyTokenizer
 
 Messages = list[tuple[str, str]]
 
 
-class Drifted(AssertionError):
-    """Ids did not come back as they went; the message is the story."""
+class Drifted(Broken):
+    """Ids did not come back as they went."""
 
 
 @dataclass(frozen=True, kw_only=True)

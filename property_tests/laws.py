@@ -18,14 +18,15 @@ from typing import Any
 
 from harnessrl.adapter import Call, Rollout
 from property_tests.reference import fewest_samples
+from property_tests.stories import Broken
 
 Calls = list[dict[str, Any]]
 Samples = list[dict[str, Any]]
 Adapter = Callable[[Calls], Samples]
 
 
-class LawBroken(AssertionError):
-    """An adapter broke a law; the message is the story."""
+class LawBroken(Broken):
+    """An adapter broke a law."""
 
 
 def as_calls(rollout: Rollout) -> Calls:

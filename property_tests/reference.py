@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
-from harnessrl.adapter import Call, Rollout
+from harnessrl.adapter import Call, PackedTree, Rollout, Sample
 
 
 def context(call: Call) -> list[int]:
@@ -123,3 +124,22 @@ def token_weights(
         }[mode]
         out.append(weight() if length > 0 else 0.0)
     return out
+
+
+def tree_nodes(samples: Sequence[Sample]) -> int:
+    """Distinct prefixes of each rollout, and one more for each further time that one's last token is trained."""
+    times_trained: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    for sample in samples:
+        ids = sample.token_ids.tolist()
+        for at in range(len(ids)):
+            times_trained[sample.rollout_id, tuple(ids[: at + 1])] += int(sample.loss_mask[at])
+    return sum(max(1, times) for times in times_trained.values())
+
+
+def path(packed: PackedTree, node: int) -> list[int]:
+    """The nodes from a root to this one, by climbing."""
+    nodes = []
+    while node >= 0:
+        nodes.append(node)
+        node = int(packed.parent[node])
+    return nodes[::-1]

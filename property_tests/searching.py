@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis.errors import NoSuchExample
 from hypothesis.strategies import SearchStrategy
 
+from property_tests.stories import Broken
+
 T = TypeVar("T")
 QUIET = {"database": None, "deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
@@ -36,6 +38,15 @@ def fails(law: Callable[[T], Any], value: T) -> bool:
     except AssertionError:
         return True
     return False
+
+
+def told(law: Callable[[T], Any], value: T) -> str | None:
+    """The story of how a value breaks a law; None where it holds. Other errors are not caught."""
+    try:
+        law(value)
+    except Broken as broken:
+        return str(broken)
+    return None
 
 
 def drawn(strategy: SearchStrategy[T], count: int) -> list[T]:

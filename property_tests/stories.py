@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+
+class Broken(AssertionError):
+    """Something does not hold; the message is the story."""
+
+
 Decode = Callable[[list[int]], str]
 
 

@@ -6,22 +6,26 @@ is drawn as ids, and text appears only where a harness would see it.
 - ``rollouts``: calls over five token ids, made by the moves of a harness (continue, resample, retry, rewind, edit,
   summarise, hand off) and arriving late now and then. Small alphabets make coincidences common.
 - ``conversations``: a harness with a tokenizer and a chat template, which decodes, keeps text, and encodes again.
-- ``scores`` and ``batches``: the rewards and the rollouts of a batch, for what comes after merging.
+- ``scores``, ``batches``, ``packs`` and ``forests``: the rewards, the rollouts and some samples of a batch, for what
+  comes after merging.
 
 A rollout is drawn as a list of independent steps and then played, so that a failure shrinks by dropping steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from harnessrl.adapter import Call, Rollout
+from harnessrl.adapter import Call, Rollout, Sample, merge_calls
 from property_tests.toy import Template, ToyTokenizer
 
 TOKENIZER = ToyTokenizer()
 MOVES = ("continue", "resample", "retry", "rewind", "edit", "summarise", "hand_off", "grow")
+SHARING = ("continue", "grow", "resample", "rewind", "rewind")
+"""Moves after which a prompt begins as an earlier one did."""
 FLAWS = ("constrained", "other_agent", "missing_logprobs", "missing_ids", "undelivered", "empty")
 
 
@@ -50,10 +54,10 @@ def ids(least: int, most: int) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, 4), min_size=least, max_size=most)
 
 
-def steps(flaws: st.SearchStrategy[frozenset[str]]) -> st.SearchStrategy[Step]:
+def steps(flaws: st.SearchStrategy[frozenset[str]], moves: Sequence[str] = MOVES) -> st.SearchStrategy[Step]:
     return st.builds(
         Step,
-        move=st.sampled_from(MOVES),
+        move=st.sampled_from(moves),
         base=st.integers(0, 3),
         cut=st.integers(0, 5),
         observed=ids(1, 3),
@@ -248,3 +252,43 @@ def batches(*, flaws: st.SearchStrategy[frozenset[str]] = SOME_FLAWS) -> st.Sear
     """Up to three short rollouts; with NO_FLAWS each has a trained token."""
     members = st.lists(rollouts(most=3, flaws=flaws), min_size=1, max_size=3)
     return members.map(lambda drawn: [replace(rollout, rollout_id=f"r{i}") for i, rollout in enumerate(drawn)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """What a pack is made of: some samples in some order, with a weight and an advantage for each of all samples."""
+
+    samples: list[Sample]
+    order: list[int]
+
+    @property
+    def weights(self) -> list[float]:
+        """Nothing to draw, but no two samples have the same: a mix-up shows."""
+        return [(index + 1) / 64 for index in range(len(self.samples))]
+
+    @property
+    def advantages(self) -> list[float]:
+        return [(-1) ** index * (index + 1) / 8 for index in range(len(self.samples))]
+
+
+@st.composite
+def packs(draw: st.DrawFn) -> Chosen:
+    """Some of the samples of a batch."""
+    samples = [sample for rollout in draw(batches()) for sample in merge_calls(rollout).samples]
+    order = draw(st.permutations(range(len(samples))))[: draw(st.integers(0, len(samples)))]
+    return Chosen(samples=samples, order=order)
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> Chosen:
+    """Samples that share long prefixes with each other, of one rollout or two.
+
+    One sample a call shares most: each holds the calls before it whole, and a response that one of them trains is
+    context to the others.
+    """
+    strategy = draw(st.sampled_from(["per_call", "best_effort"]))
+    drawn = draw(st.lists(st.lists(steps(NO_FLAWS, SHARING), min_size=4, max_size=7), min_size=1, max_size=2))
+    rollouts = [replace(play(steps), rollout_id=f"r{index}") for index, steps in enumerate(drawn)]
+    samples = [sample for rollout in rollouts for sample in merge_calls(rollout, strategy).samples]
+    order = draw(st.permutations(range(len(samples))))[draw(st.integers(0, 2)) :]
+    return Chosen(samples=samples, order=order)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from property_tests import adapters
 from property_tests.laws import LAWS, LawBroken, as_calls
-from property_tests.searching import counterexample, drawn, fails
+from property_tests.searching import counterexample, drawn, fails, told
 from property_tests.strategies import LOST_LOGPROBS, conversations, rollouts
 
 CALLS = st.one_of(rollouts(flaws=LOST_LOGPROBS), conversations()).map(as_calls)
@@ -25,7 +25,8 @@ def test_law(law, adapter):
 
     @given(CALLS)
     def holds(calls):
-        LAWS[law](adapter, calls)
+        story = told(partial(LAWS[law], adapter), calls)
+        assert story is None, story
 
     holds()
 

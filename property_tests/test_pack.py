@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 from hypothesis import given
-from hypothesis import strategies as st
 
-from harnessrl.adapter import merge_calls, pack, unpack
-from property_tests.strategies import batches
+from harnessrl.adapter import pack, unpack
+from property_tests.strategies import packs
 
 COLUMNS = ("token_ids", "loss_mask", "logprobs", "policy_version")
 
 
-def merged(batch):
-    return [sample for rollout in batch for sample in merge_calls(rollout).samples]
-
-
-@st.composite
-def packs(draw):
-    """Some samples, some of them chosen in some order, and columns for them."""
-    samples = merged(draw(batches()))
-    order = draw(st.permutations(range(len(samples))))[: draw(st.integers(0, len(samples)))]
-    numbers = st.lists(st.floats(-2, 2), min_size=len(samples), max_size=len(samples))
-    return samples, order, draw(numbers), draw(numbers)
-
-
 @given(packs())
 def test_unpacking_gives_back_the_samples_own_columns(drawn):
-    samples, order, weights, advantages = drawn
-    packed = pack(samples, order, weights=weights, advantages=advantages)
+    samples, order = drawn.samples, drawn.order
+    packed = pack(samples, order, weights=drawn.weights, advantages=drawn.advantages)
     for name in COLUMNS:
         columns = unpack(packed, name)
         assert [c.tolist() for c in columns] == [getattr(samples[i], name).tolist() for i in sorted(order)]
-    for name, values in (("weights", weights), ("advantages", advantages)):
+    for name, values in (("weights", drawn.weights), ("advantages", drawn.advantages)):
         expected = [[values[i] if mask else 0.0 for mask in samples[i].loss_mask] for i in sorted(order)]
         assert [c.tolist() for c in unpack(packed, name)] == expected
 
 
 @given(packs())
 def test_sequences_lie_end_to_end_and_count_from_zero(drawn):
-    samples, order, *_ = drawn
+    samples, order = drawn.samples, drawn.order
     packed = pack(samples, order)
     lengths = [len(samples[i].token_ids) for i in order]
     assert packed.cu_seqlens.tolist() == [sum(lengths[:n]) for n in range(len(order) + 1)]
@@ -48,7 +34,7 @@ def test_sequences_lie_end_to_end_and_count_from_zero(drawn):
 
 @given(packs())
 def test_a_label_is_the_next_trained_token_of_the_same_sample(drawn):
-    samples, order, *_ = drawn
+    samples, order = drawn.samples, drawn.order
     labels = pack(samples, order).labels.tolist()
     expected = []
     for i in order:
@@ -59,7 +45,7 @@ def test_a_label_is_the_next_trained_token_of_the_same_sample(drawn):
 
 @given(packs())
 def test_every_token_knows_where_it_came_from(drawn):
-    samples, order, *_ = drawn
+    samples, order = drawn.samples, drawn.order
     packed = pack(samples, order)
     token = 0
     for i in order:

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from harnessrl.adapter import SKIP_REASONS, explain_break, merge_calls
-from property_tests.reference import context, starts_with
+from harnessrl.adapter import SKIP_REASONS, explain_break, merge_calls, pack_tree
+from property_tests.reference import context, path, starts_with
 from property_tests.searching import drawn
-from property_tests.strategies import answers, conversations, rollouts
+from property_tests.strategies import answers, conversations, forests, rollouts
 from property_tests.toy import ToyTokenizer
 
 COUNT = 300
@@ -75,3 +75,24 @@ def test_responses_are_cut_and_characters_too(text_rollouts):
     calls = [call for rollout in text_rollouts for call in rollout.calls]
     assert sum(call.finish_reason == "length" for call in calls) >= 20
     assert sum("\ufffd" in TOKENIZER.decode(call.response_ids) for call in calls) >= 20
+
+
+def test_trees_share_deeply():
+    seen: Counter[str] = Counter()
+    for pick in drawn(forests(), 100):
+        packed = pack_tree(pick.samples, pick.order)
+        owners = Counter(node for nodes in packed.nodes for node in nodes.tolist())
+        children = Counter(packed.parent.tolist())
+        prefixes = {(s.rollout_id, tuple(s.token_ids[:n])) for s in map(pick.samples.__getitem__, pick.order)
+                    for n in range(1, len(s.token_ids) + 1)}  # fmt: skip
+        seen["three samples on one node"] += max(owners.values(), default=0) >= 3
+        seen["half of all tokens saved"] += packed.tokens_saved > packed.flat_tokens / 2
+        seen["five tokens shared"] += sum(count > 1 for count in owners.values()) >= 5
+        seen["a fork below a fork"] += any(
+            children[node] > 1 and any(children[above] > 1 for above in path(packed, node)[:-1])
+            for node in range(len(packed.parent))
+        )
+        seen["a token trained twice after one prefix"] += len(packed.token_ids) > len(prefixes)
+        seen["a trained node that is context to another"] += any(packed.loss_mask[n] and owners[n] > 1 for n in owners)
+        seen["several trees"] += int((packed.parent < 0).sum()) > 1
+    assert len(seen) == 7 and min(seen.values()) >= 5, seen

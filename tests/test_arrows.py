@@ -13,7 +13,8 @@ ALLOWED = {
     "attention": {"strips"},
     "service": {"adapter", "errors"},
     "engine": {"attention", "service.wire"},
-    "config": {"errors"},
+    "limits": {"config", "errors"},  # config as a type only
+    "config": {"errors", "limits"},
     "trace": {"adapter", "errors"},
     "preflight": {"config", "errors", "trace"},
     "inspect": {"adapter", "errors", "trace"},
@@ -23,6 +24,7 @@ ALLOWED = {
     "grid": {"config", "errors", "metrics"},
     "ablate": {"display", "grid", "preflight", "report", "results"},
     "compare": {"errors", "metrics", "preflight", "report", "results"},
+    "figures": {"errors"},
     "bench": {"adapter", "attention", "config", "engine", "errors", "trace", "train"},
     "metrics": set(),
     "display": set(),
@@ -47,6 +49,7 @@ LIGHT_ROOMS = {
     "service",
     "errors",
     "config",
+    "limits",
     "display",
     "processes",
     "trace",
@@ -58,6 +61,7 @@ LIGHT_ROOMS = {
     "grid",
     "ablate",
     "compare",
+    "figures",
 }
 
 

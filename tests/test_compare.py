@@ -88,7 +88,7 @@ def test_rows_survive_writing_and_reading(tmp_path):
     assert again.curve("low", "reward/mean").shape == (5, 15)
     assert again.curve("low", "reward/mean")[2].tolist() == pytest.approx([0.2] * 5 + [0.42] * 10)
     assert all(again.has(key, config) for key, config in configs.items())
-    first = {name: (tmp_path / "rows" / f"{name}.csv").read_text() for name in ("runs", "curves", "lengths")}
+    first = {name: (tmp_path / "rows" / f"{name}.csv").read_text() for name in ("summary", "curves", "lengths")}
     again.write(tmp_path / "rows")
     assert {name: (tmp_path / "rows" / f"{name}.csv").read_text() for name in first} == first
 

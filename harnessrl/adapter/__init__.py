@@ -10,6 +10,7 @@ from harnessrl.adapter.baselines import (
     zero_signal_groups,
 )
 from harnessrl.adapter.drift import KINDS, Drift, explain_break
+from harnessrl.adapter.importers import from_agent_lightning, from_vllm_chat, from_vllm_completions
 from harnessrl.adapter.merge import SKIP_REASONS, STRATEGIES, Tokenizer, merge_calls
 from harnessrl.adapter.normalizers import MODES, token_weights
 from harnessrl.adapter.packer import IGNORE, Origin, Packed, pack, unpack
@@ -43,6 +44,9 @@ __all__ = [
     "ancestor_mask",
     "assign_credit",
     "explain_break",
+    "from_agent_lightning",
+    "from_vllm_chat",
+    "from_vllm_completions",
     "merge_calls",
     "pack",
     "pack_tree",

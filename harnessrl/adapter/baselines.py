@@ -10,14 +10,17 @@ from collections.abc import Hashable, Iterable, Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from harnessrl.adapter import checks
+from harnessrl.adapter.checks import Float64
 from harnessrl.adapter.types import Sample
 
-Float64 = NDArray[np.float64]
 Index = NDArray[np.intp]
 
 ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline")
 UNITS = ("rollout", "sample")
 SCHEMES = ("identical", "discounted", "mean_preserving")
+LARGEST = 1e300
+"""Rewards beyond this are refused, infinities among them: their sums would not be finite."""
 
 
 def rollout_advantages(
@@ -41,10 +44,11 @@ def rollout_advantages(
 
     A NaN (or None) reward is unscored: outside every statistic, advantage 0. Equal rewards give exact zeros, and so
     does a group with one scored rollout; ``reinforce_pp`` has no groups and is not zeroed by that rule. Deviations are
-    two-pass float64, so with ``eps=0`` rewards near 1000 that differ by 0.001 keep their digits.
+    two-pass float64, so with ``eps=0`` rewards near 1000 that differ by 0.001 keep their digits. Squares are taken of
+    deviations that are scaled by a power of two first, so that rewards of 1e200 or 1e-200 keep theirs.
 
     Args:
-        rewards: [R], final rewards, any unit; NaN or None where unscored. A rollout that failed on its own account is
+        rewards: [R], final rewards, any unit, within +-1e300; NaN or None where unscored. A rollout that failed on its own account is
             scored (its failure reward), else the negative signal is lost.
         group_ids: [R], equal for rollouts of one input; strings, integers or anything hashable.
         estimator: one of ``ESTIMATORS``.
@@ -57,21 +61,23 @@ def rollout_advantages(
         float64 [R].
 
     Raises:
-        ValueError: unknown estimator or unit, lengths that differ, an infinite reward, a negative eps or count.
+        ValueError: unknown estimator or unit, lengths that differ, a reward that is no number or is infinite, group ids that
+            cannot be hashed, an eps or count that is negative or not finite.
 
     Source: arXiv:2608.17528 (v1.0), the rollout as the unit of the baseline, figure 4.
     """
     if estimator not in ESTIMATORS:
         raise ValueError(f"estimator {estimator!r} is unknown; allowed: {', '.join(ESTIMATORS)}")
-    if not (np.isfinite(eps) and eps >= 0):
+    if checks.number(eps, "eps") < 0:
         raise ValueError(f"eps must be finite and not negative, got {eps}")
-    reward_R = _vector(rewards, "rewards")
+    reward_R = checks.numbers(rewards, "rewards")
     group_R = group_index(group_ids)
     if len(group_R) != len(reward_R):
         raise ValueError(f"rewards has length {len(reward_R)}, group_ids has length {len(group_R)}")
-    if np.isinf(reward_R).any():
-        at = int(np.argmax(np.isinf(reward_R)))
-        raise ValueError(f"rewards[{at}] is {reward_R[at]}; rewards are finite, or NaN where unscored")
+    refused_R = np.abs(reward_R) > LARGEST
+    if refused_R.any():
+        at = int(np.argmax(refused_R))
+        raise ValueError(f"rewards[{at}] is {reward_R[at]}; rewards lie within +-{LARGEST}, or are NaN where unscored")
     count_R = np.where(np.isnan(reward_R), 0.0, _counts(unit, samples_per_rollout, len(reward_R)))
     batch_R = np.zeros_like(group_R)
     deviation_R = _deviations(reward_R, batch_R if estimator == "reinforce_pp" else group_R, count_R)
@@ -98,7 +104,7 @@ def zero_signal_groups(rewards: ArrayLike, group_ids: Iterable[Hashable]) -> int
     Raises:
         ValueError: as ``rollout_advantages``.
     """
-    reward_R, group_R = _vector(rewards, "rewards"), group_index(group_ids)
+    reward_R, group_R = checks.numbers(rewards, "rewards"), group_index(group_ids)
     signal_R = rollout_advantages(reward_R, group_R, "dr_grpo") != 0.0
     return len(np.unique(group_R[~np.isnan(reward_R)])) - len(np.unique(group_R[signal_R]))
 
@@ -136,31 +142,31 @@ def assign_credit(
         float64 [C], the advantage of each call's tokens.
 
     Raises:
-        ValueError: unknown scheme, a value that is not finite, lengths that differ, gamma outside 0..1.
+        ValueError: unknown scheme, a value that is no finite number, lengths that differ, tokens that are not whole or
+            negative, gamma outside 0..1.
 
     Source: arXiv:2508.03680 (v0), credit assignment of LightningRL (identical); the other two are ours.
     """
     if scheme not in SCHEMES:
         raise ValueError(f"scheme {scheme!r} is unknown; allowed: {', '.join(SCHEMES)}")
-    if not np.isfinite(advantage):
-        raise ValueError(f"advantage must be finite, got {advantage}")
-    if not 0 <= gamma <= 1:
+    advantage = checks.number(advantage, "advantage")
+    if not 0 <= checks.number(gamma, "gamma") <= 1:
         raise ValueError(f"gamma must lie in 0..1, got {gamma}")
-    reward_C = _vector(call_rewards, "call_rewards")
+    reward_C = checks.numbers(call_rewards, "call_rewards")
     if not np.isfinite(reward_C).all():
         at = int(np.argmin(np.isfinite(reward_C)))
         raise ValueError(f"call_rewards[{at}] is {reward_C[at]}; use 0.0 where a call has no reward of its own")
-    tokens_C = np.ones(len(reward_C)) if call_tokens is None else _vector(call_tokens, "call_tokens")
+    tokens_C = (
+        np.ones(len(reward_C)) if call_tokens is None else checks.wholes(call_tokens, "call_tokens").astype(float)
+    )
     if len(tokens_C) != len(reward_C):
         raise ValueError(f"call_tokens has length {len(tokens_C)}, call_rewards has length {len(reward_C)}")
-    if not (np.isfinite(tokens_C) & (tokens_C >= 0)).all():
-        raise ValueError("call_tokens must be finite and not negative")
     if scheme == "identical":
-        return np.full(len(reward_C), float(advantage))
+        return np.full(len(reward_C), advantage)
     if scheme == "mean_preserving":
         one_rollout_C = np.zeros(len(reward_C), dtype=np.intp)
         return advantage + _deviations(reward_C, one_rollout_C, tokens_C)
-    credit_C, running = np.empty(len(reward_C)), float(advantage)
+    credit_C, running = np.empty(len(reward_C)), advantage
     for call in reversed(range(len(reward_C))):
         running = reward_C[call] + (running if call == len(reward_C) - 1 else gamma * running)
         credit_C[call] = running
@@ -178,13 +184,14 @@ def token_advantages(sample: Sample, credit: Mapping[str, float]) -> Float64:
         float64 [L], ready for ``pack(advantages=...)``.
 
     Raises:
-        ValueError: a span whose call has no credit.
+        ValueError: a span whose call has no credit, or a credit that is no finite number.
     """
     advantage_L = np.zeros(len(sample.token_ids))
     for span in sample.spans:
         if span.call_id not in credit:
             raise ValueError(f"rollout {sample.rollout_id!r}, call {span.call_id!r}: no credit was given")
-        advantage_L[span.start : span.stop] = credit[span.call_id]
+        name = f"rollout {sample.rollout_id!r}, call {span.call_id!r}: credit"
+        advantage_L[span.start : span.stop] = checks.number(credit[span.call_id], name)
     return advantage_L
 
 
@@ -193,14 +200,10 @@ def group_index(group_ids: Iterable[Hashable]) -> Index:
     if hasattr(group_ids, "__array__"):  # tensors and arrays would yield elements that hash by identity
         group_ids = np.asarray(group_ids).reshape(-1).tolist()
     seen: dict[Hashable, int] = {}
-    return np.array([seen.setdefault(group, len(seen)) for group in group_ids], dtype=np.intp)
-
-
-def _vector(values: ArrayLike, name: str) -> Float64:
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 1:
-        raise ValueError(f"{name} must be a vector, got shape {array.shape}")
-    return array
+    try:
+        return np.array([seen.setdefault(group, len(seen)) for group in group_ids], dtype=np.intp)
+    except TypeError as error:
+        raise ValueError(f"group_ids must be a list of ids that can be hashed: {error}") from error
 
 
 def _counts(unit: str, samples_per_rollout: ArrayLike | None, length: int) -> Float64:
@@ -211,12 +214,10 @@ def _counts(unit: str, samples_per_rollout: ArrayLike | None, length: int) -> Fl
         return np.ones(length)
     if samples_per_rollout is None:
         raise ValueError('unit="sample" takes samples_per_rollout, one count a rollout')
-    count_R = _vector(samples_per_rollout, "samples_per_rollout")
+    count_R = checks.wholes(samples_per_rollout, "samples_per_rollout")
     if len(count_R) != length:
         raise ValueError(f"rewards has length {length}, samples_per_rollout has length {len(count_R)}")
-    if not (np.isfinite(count_R) & (count_R >= 0) & (count_R == np.floor(count_R))).all():
-        raise ValueError("samples_per_rollout must hold whole numbers that are not negative")
-    return count_R
+    return count_R.astype(np.float64)
 
 
 def _deviations(value_R: Float64, pool_R: Index, count_R: Float64) -> Float64:
@@ -234,9 +235,15 @@ def _deviations(value_R: Float64, pool_R: Index, count_R: Float64) -> Float64:
 
 
 def _std(deviation_R: Float64, pool_R: Index, count_R: Float64, *, ddof: int) -> Float64:
-    """Second pass: the root of the pool's mean squared deviation, spread back over its members."""
-    square_G = _sums(pool_R, count_R * deviation_R**2)
-    return np.sqrt(_divide(square_G, _sums(pool_R, count_R) - ddof))[pool_R]
+    """Second pass: the root of the pool's mean squared deviation, spread back over its members.
+
+    Deviations are divided by a power of two first, which changes no digit: the square of 1e200 is no float64.
+    """
+    largest_G = np.zeros(int(pool_R.max(initial=-1)) + 1)
+    np.maximum.at(largest_G, pool_R, np.abs(deviation_R))
+    scale_G = np.exp2(np.frexp(largest_G)[1])
+    square_G = _sums(pool_R, count_R * (deviation_R / scale_G[pool_R]) ** 2)
+    return (scale_G * np.sqrt(_divide(square_G, _sums(pool_R, count_R) - ddof)))[pool_R]
 
 
 def _sums(pool_R: Index, value_R: Float64) -> Float64:

@@ -68,6 +68,7 @@ def _event_call(data: Json, name: str, where: str) -> Call:
         raise _no_ids(where, "data.prompt_token_ids", _AGENT_LIGHTNING)
     if not failed and response is None:
         raise _no_ids(where, "data.response_token_ids", _AGENT_LIGHTNING)
+    delivered, constrained = data.get("delivered"), data.get("constrained")
     return _call(
         where,
         call_id=name if data.get("call_id") is None else str(data["call_id"]),
@@ -77,8 +78,8 @@ def _event_call(data: Json, name: str, where: str) -> Call:
         policy_version=0 if version is None else version,
         finish_reason=data.get("finish_reason"),
         agent=data.get("agent") or "",
-        delivered=bool(data.get("delivered", not failed)),
-        constrained=bool(data.get("constrained", False)),
+        delivered=not failed if delivered is None else delivered,
+        constrained=False if constrained is None else constrained,
         request_id=data.get("request_id"),
     )
 

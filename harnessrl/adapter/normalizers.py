@@ -6,10 +6,10 @@ Suffixes: S samples, R rollouts.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Float64 = NDArray[np.float64]
-Int64 = NDArray[np.int64]
+from harnessrl.adapter import checks
+from harnessrl.adapter.checks import Float64
 
 MODES = ("token_mean", "seq_mean", "rollout_mean", "constant")
 
@@ -47,27 +47,29 @@ def token_weights(
         float64 [S].
 
     Raises:
-        ValueError: unknown mode, lengths that differ, negative or fractional entries, scale or num_rollouts not
-            positive, constant without scale.
+        ValueError: unknown mode, lengths that differ, negative or fractional entries, scale not finite and positive,
+            num_rollouts not whole, negative, or 0 where there are trained tokens, constant without scale.
 
     Source: arXiv:2608.17528 (v1.0), loss normalisation, figure 5: lengths 50, 100 | 30, 30, 30 | 40 give the three
     rollouts (150, 90, 40)/280, (2, 3, 1)/6 and 1/3 each.
     """
     if mode not in MODES:
         raise ValueError(f"mode {mode!r} is unknown; allowed: {', '.join(MODES)}")
-    length_S, rollout_S = _whole(lengths, "lengths"), _whole(rollout_index, "rollout_index")
+    length_S, rollout_S = checks.wholes(lengths, "lengths"), checks.wholes(rollout_index, "rollout_index")
     if len(length_S) != len(rollout_S):
         raise ValueError(f"lengths has length {len(length_S)}, rollout_index has length {len(rollout_S)}")
     if mode == "constant" and scale is None:
         raise ValueError('mode="constant" takes scale, in tokens')
-    if scale is not None and not (np.isfinite(scale) and scale > 0):
+    if scale is not None and checks.number(scale, "scale") <= 0:
         raise ValueError(f"scale must be finite and positive, got {scale}")
+    if num_rollouts is not None:
+        (num_rollouts,) = checks.wholes([num_rollouts], "num_rollouts").tolist()
     trained_S = length_S > 0
     weight_S = np.zeros(len(length_S))
     if not trained_S.any():
         return weight_S
-    if num_rollouts is not None and num_rollouts < 1:
-        raise ValueError(f"num_rollouts must be positive where there are trained tokens, got {num_rollouts}")
+    if num_rollouts == 0:
+        raise ValueError("num_rollouts must be positive where there are trained tokens, got 0")
     length_T = length_S[trained_S].astype(np.float64)
     ids_R, rollout_T = np.unique(rollout_S[trained_S], return_inverse=True)
     rollouts = len(ids_R) if num_rollouts is None else num_rollouts
@@ -81,14 +83,3 @@ def token_weights(
         assert scale is not None
         weight_S[trained_S] = 1.0 / (rollouts * scale)
     return weight_S
-
-
-def _whole(values: ArrayLike, name: str) -> Int64:
-    """A vector of whole numbers that are not negative."""
-    array = np.asarray(values)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ValueError(f"{name} must be a vector of integers, got shape {array.shape} of {array.dtype}")
-    if array.size and int(array.min()) < 0:
-        at = int(np.argmin(array))
-        raise ValueError(f"{name}[{at}] is {array[at]}; it cannot be negative")
-    return array.astype(np.int64)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from harnessrl.adapter import checks
+from harnessrl.adapter.checks import Float64, Int64
 from harnessrl.adapter.types import Bool, Float32, Int32, Sample
 
-Float64 = NDArray[np.float64]
-Int64 = NDArray[np.int64]
 Scalars = ArrayLike | Sequence[float | Float64]
 
 IGNORE = -100
@@ -94,7 +94,8 @@ class Packed:
         return np.flatnonzero(self.loss_mask & (self.position_ids == 0))
 
     def origin(self, token: int) -> Origin:
-        """Tell where the token at this position of the row came from."""
+        """Tell where the token at this position of the row came from; ValueError where there is none."""
+        check_place(token, len(self.token_ids), "token")
         segment = int(np.searchsorted(self.cu_seqlens, token, side="right")) - 1
         call = int(self.call_index[token])
         return Origin(
@@ -126,11 +127,12 @@ def pack(
         Packed; with an empty order one of no tokens.
 
     Raises:
-        ValueError: an index outside samples or named twice, a column of the wrong length.
+        ValueError: an index outside samples or named twice, a column of the wrong length, a weight or an advantage of a
+            trained token that is no finite number.
 
     Source: the paper's scheduling step, arXiv:2608.17528 (v1.0): flattening changes shapes only.
     """
-    chosen = checked_order(order, len(samples))
+    chosen = checked_order(order, samples)
     picked = [samples[index] for index in chosen]
     length_N = np.array([len(sample.token_ids) for sample in picked], dtype=np.int64)
     start_N = np.concatenate([[0], np.cumsum(length_N)])
@@ -219,16 +221,30 @@ COLUMNS = (
 """The columns of a Packed that are aligned with token_ids."""
 
 
-def checked_order(order: ArrayLike, samples: int) -> Int64:
+def check_place(at: int, count: int, what: str) -> None:
+    """Refuse an index that numpy would count from the end."""
+    if not isinstance(at, (int, np.integer)) or not 0 <= at < count:
+        raise ValueError(f"{what} is {at!r}, expected one of 0..{count - 1}")
+
+
+def check_samples(samples: Sequence[Sample]) -> None:
+    """Refuse what is no list of samples, by its place."""
+    for index, sample in enumerate(samples):
+        if not isinstance(sample, Sample):
+            raise ValueError(f"samples[{index}] must be a Sample, got {checks.kind_of(sample)}")
+
+
+def checked_order(order: ArrayLike, samples: Sequence[Sample]) -> Int64:
     """Indices into samples, each in range and named once."""
-    chosen = np.asarray(order)
+    check_samples(samples)
+    chosen = checks.array(order, "order")
     if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
         raise ValueError(f"order must be a vector of integers, got shape {chosen.shape} of {chosen.dtype}")
     chosen = chosen.astype(np.int64)
-    outside = (chosen < 0) | (chosen >= samples)
+    outside = (chosen < 0) | (chosen >= len(samples))
     if outside.any():
         at = int(np.argmax(outside))
-        raise ValueError(f"order[{at}] is {chosen[at]}, there are {samples} samples")
+        raise ValueError(f"order[{at}] is {chosen[at]}, there are {len(samples)} samples")
     values, counts = np.unique(chosen, return_counts=True)
     if (counts > 1).any():
         raise ValueError(f"order names sample {values[counts > 1][0]} more than once; it would be trained twice")
@@ -244,15 +260,22 @@ def values_of(samples: Sequence[Sample], chosen: Int64, values: Scalars | None, 
     """Of each chosen sample float64, a number or [L], as it was given; NaN where nothing was."""
     if values is None:
         return [np.array(np.nan)] * len(chosen)
-    if len(values) != len(samples):  # type: ignore[arg-type]
-        raise ValueError(f"{name} has length {len(values)}, there are {len(samples)} samples")  # type: ignore[arg-type]
-    out = []
-    for index in chosen.tolist():
-        length, value = len(samples[index].token_ids), np.asarray(values[index], dtype=np.float64)  # type: ignore[index]
-        if value.shape not in ((), (length,)):
-            raise ValueError(
-                f"rollout {samples[index].rollout_id!r}, sample {index}: {name} has shape {value.shape}, "
-                f"token_ids has length {length}"
-            )
-        out.append(value)
-    return out
+    if isinstance(values, str) or not np.iterable(values) or not hasattr(values, "__len__"):
+        raise ValueError(f"{name} must have one entry a sample, got {values!r}")
+    if len(values) != len(samples):
+        raise ValueError(f"{name} has length {len(values)}, there are {len(samples)} samples")
+    return [_value_of(samples[index], values[index], index, name) for index in chosen.tolist()]
+
+
+def _value_of(sample: Sample, value: ArrayLike, index: int, name: str) -> Float64:
+    """A number or [L], finite wherever a token is trained."""
+    where = f"rollout {sample.rollout_id!r}, sample {index}: {name}"
+    found, length = checks.array(value, where), len(sample.token_ids)
+    if found.dtype.kind not in "fiu":
+        raise ValueError(f"{where} must be a number or a vector of numbers, got {found.dtype}")
+    if found.shape not in ((), (length,)):
+        raise ValueError(f"{where} has shape {found.shape}, token_ids has length {length}")
+    wrong = ~np.isfinite(found) if found.ndim == 0 else ~np.isfinite(found) & sample.loss_mask
+    if wrong.any():
+        raise ValueError(f"{where} is {found.reshape(-1)[int(np.argmax(wrong))]} on a trained token; it must be finite")
+    return found.astype(np.float64)

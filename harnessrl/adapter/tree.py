@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from harnessrl.adapter.packer import Float64, Int64, Origin, Scalars, checked_order, joined, values_of
+from harnessrl.adapter.checks import Float64, Int64
+from harnessrl.adapter.packer import Origin, Scalars, check_place, check_samples, checked_order, joined, values_of
 from harnessrl.adapter.trie import Trie, build_trie, subtree_end
 from harnessrl.adapter.types import Bool, Float32, Int32, Sample
 
@@ -91,6 +92,7 @@ class PackedTree:
 
     def origin(self, node: int) -> Origin:
         """Tell where a node's token came from: the sample that trains it, or one that has it as context."""
+        check_place(node, len(self.token_ids), "node")
         sample, call = int(self.sample_index[node]), int(self.call_index[node])
         return Origin(
             rollout_id=self.rollout_ids[int(np.flatnonzero(self.order == sample)[0])],
@@ -127,7 +129,7 @@ def pack_tree(
 
     Source: arXiv:2608.17528 (v1.0), tree attention as the third way to merge; the nodes' ownership is ours.
     """
-    chosen = checked_order(order, len(samples))
+    chosen = checked_order(order, samples)
     picked = [samples[index] for index in chosen]
     nodes: list[Int64] = [np.empty(0, dtype=np.int64)] * len(picked)
     trees: list[Trie] = []
@@ -239,6 +241,7 @@ def tree_items(samples: Sequence[Sample]) -> tuple[Int64, list[Int64]]:
         int64 [R], nodes of each rollout's tree in order of first appearance; and [R] arrays, the indices of its samples:
         for pack k of the plan, ``pack_tree(samples, np.concatenate([members[item] for item in pack_k]))``.
     """
+    check_samples(samples)
     members = _by_rollout(samples)
     lengths = [len(build_trie([samples[index] for index in indices], start=0).token_ids) for indices in members]
     return np.array(lengths, dtype=np.int64), members

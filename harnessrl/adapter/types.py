@@ -6,47 +6,24 @@ All are frozen; arrays are converted once, at construction, and made read-only.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
+
+from harnessrl.adapter import checks
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
 
 
-def _ids(value: ArrayLike, where: str) -> Int32:
-    """Token ids or versions as a read-only int32 vector, refusing whatever a cast would silently change."""
-    array = np.asarray(value)
-    if array.size == 0:
-        array = array.reshape(-1).astype(np.int32)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ValueError(f"{where} must be a vector of integers, got shape {array.shape} of {array.dtype}")
-    if array.dtype != np.int32 and array.size and (int(array.min()) < -(2**31) or int(array.max()) >= 2**31):
-        raise ValueError(f"{where} holds a value that does not fit int32 ({array.min()}..{array.max()})")
-    return _frozen(array.astype(np.int32, copy=False), value)
-
-
-def _frozen(array: NDArray[Any], value: Any) -> NDArray[Any]:
-    """A read-only array that the caller's own writable array cannot change afterwards: that one is copied."""
-    if array is value and array.flags.writeable:
-        array = array.copy()
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
-def _logprobs(value: ArrayLike, where: str) -> Float32:
-    array = np.asarray(value)
-    if array.size == 0:
-        array = array.reshape(-1).astype(np.float32)
-    if array.ndim != 1 or array.dtype.kind not in "fiu":
-        raise ValueError(f"{where} must be a vector of numbers, got shape {array.shape} of {array.dtype}")
-    return _frozen(array.astype(np.float32, copy=False), value)
+LOGPROB_ROUNDING = 1e-3
+"""How far above 0 a logprob may lie, in nats. A log-softmax in float32 of logits below 1000 rounds by about 1e-4; what
+claims a probability of more than 1.001 is something else: a probability, a negative log-likelihood, half precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,7 +40,8 @@ class Call:
     response_ids: Int32
     """int32 [A], the ids that were sampled; empty where nothing was."""
     logprobs: Float32 | None = None
-    """float32 [A], nats, of the distribution sampled from (after temperature); None is not recorded, never 0.0."""
+    """float32 [A], nats, of the distribution sampled from (after temperature), at most 0 but for rounding; None is not
+    recorded, never 0.0."""
     policy_version: int | Int32 = 0
     """The version of the weights that sampled, one for all tokens or int32 [A]; 0 before the first update."""
     finish_reason: str | None = None
@@ -82,16 +60,22 @@ class Call:
     def __post_init__(self) -> None:
         where = f"call {self.call_id!r}: "
         set_ = object.__setattr__
-        set_(self, "prompt_ids", _ids(self.prompt_ids, where + "prompt_ids"))
-        set_(self, "response_ids", _ids(self.response_ids, where + "response_ids"))
+        for name in ("call_id", "agent", "finish_reason", "request_id"):
+            if name in ("call_id", "agent") or getattr(self, name) is not None:
+                checks.text(getattr(self, name), where + name)
+        for name in ("trainable", "delivered", "constrained"):
+            set_(self, name, checks.flag(getattr(self, name), where + name))
+        set_(self, "prompt_ids", checks.ids(self.prompt_ids, where + "prompt_ids"))
+        set_(self, "response_ids", checks.ids(self.response_ids, where + "response_ids"))
         if self.logprobs is not None:
-            set_(self, "logprobs", _logprobs(self.logprobs, where + "logprobs"))
-        if isinstance(self.policy_version, (int, np.integer)):
-            if not -(2**31) <= self.policy_version < 2**31:
-                raise ValueError(f"{where}policy_version is {self.policy_version}, which does not fit int32")
-            set_(self, "policy_version", int(self.policy_version))
+            set_(self, "logprobs", checks.logprobs(self.logprobs, where + "logprobs"))
+        version = self.policy_version
+        if isinstance(version, (int, np.integer)) and not isinstance(version, bool):
+            if not -(2**31) <= version < 2**31:
+                raise ValueError(f"{where}policy_version is {version}, which does not fit int32")
+            set_(self, "policy_version", int(version))
         else:
-            set_(self, "policy_version", _ids(self.policy_version, where + "policy_version"))
+            set_(self, "policy_version", checks.ids(version, where + "policy_version"))
 
     def check(self, rollout_id: str) -> None:
         """Raise ValueError naming rollout, call, field and both lengths where the columns do not fit together."""
@@ -101,26 +85,26 @@ class Call:
         for name, column in columns.items():
             if isinstance(column, np.ndarray) and len(column) != length:
                 raise ValueError(f"{where}{name} has length {len(column)}, response_ids has length {length}")
-        for name in ("prompt_ids", "response_ids"):
-            ids = getattr(self, name)
+        for name in ("prompt_ids", "response_ids", "policy_version"):
+            ids = np.atleast_1d(getattr(self, name))
             if len(ids) and int(ids.min()) < 0:
                 at = int(np.argmax(ids < 0))
-                raise ValueError(f"{where}{name}[{at}] is {ids[at]} (length {len(ids)}); ids are not negative")
-        if self.logprobs is not None and not np.isfinite(self.logprobs).all():
-            at = int(np.argmin(np.isfinite(self.logprobs)))
+                raise ValueError(f"{where}{name}[{at}] is {ids[at]} (length {len(ids)}); it cannot be negative")
+        if self.logprobs is None:
+            return
+        allowed = np.isfinite(self.logprobs) & (self.logprobs <= LOGPROB_ROUNDING)
+        if not allowed.all():
+            at = int(np.argmin(allowed))
             raise ValueError(
                 f"{where}logprobs[{at}] is {self.logprobs[at]} (logprobs has length {length}, response_ids has length "
-                f"{length}); use logprobs=None where they were not recorded"
+                f"{length}); a logprob is finite and at most 0, use logprobs=None where they were not recorded"
             )
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Call:
-        """Read one call of a trace line; unknown keys are ignored, absent ones take the field's default."""
-        known = {key: data[key] for key in cls.__dataclass_fields__ if key in data}
-        for key in ("prompt_ids", "response_ids"):
-            known[key] = [] if known.get(key) is None else known[key]
-        if known.get("policy_version", 0) is None:
-            del known["policy_version"]
+        """Read one call of a trace line; unknown keys are ignored, absent or null ones take the field's default."""
+        known: dict[str, Any] = {"prompt_ids": [], "response_ids": []}
+        known |= {key: data[key] for key in cls.__dataclass_fields__ if data.get(key) is not None}
         return cls(**known)
 
     def to_dict(self) -> dict[str, Any]:
@@ -143,12 +127,20 @@ class Rollout:
     calls: Sequence[Call]
     """[C], in order of arrival."""
     reward: float | None = None
-    """Final reward; None is unscored."""
+    """Final reward, finite; None is unscored, and NaN becomes None."""
 
     def __post_init__(self) -> None:
+        where = f"rollout {self.rollout_id!r}: "
+        checks.text(self.rollout_id, where + "rollout_id")
+        checks.text(self.group_id, where + "group_id")
+        object.__setattr__(self, "reward", _reward(self.reward, where + "reward"))
+        if not isinstance(self.calls, Iterable):
+            raise ValueError(f"{where}calls must be a list of Call, got {checks.kind_of(self.calls)}")
         object.__setattr__(self, "calls", tuple(self.calls))
         seen: set[str] = set()
-        for call in self.calls:
+        for index, call in enumerate(self.calls):
+            if not isinstance(call, Call):
+                raise ValueError(f"{where}calls[{index}] must be a Call, got {checks.kind_of(call)}")
             call.check(self.rollout_id)
             if call.call_id in seen:
                 raise ValueError(f"rollout {self.rollout_id!r}, call {call.call_id!r}: call_id appears twice")
@@ -156,26 +148,22 @@ class Rollout:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Rollout:
-        """Read one line of a trace file (rollout_id, group_id, reward, calls); a NaN reward is unscored."""
-        missing = [key for key in ("rollout_id", "group_id", "calls") if key not in data]
+        """Read one line of a trace file (rollout_id, group_id, reward, calls); ids that are integers become strings."""
+        missing = [key for key in ("rollout_id", "group_id", "calls") if data.get(key) is None]
         if missing:
             raise ValueError(f"rollout {data.get('rollout_id', '?')!r}: field {missing[0]!r} is missing")
-        rollout_id, reward = str(data["rollout_id"]), data.get("reward")
+        rollout_id = _name(data["rollout_id"])
+        if not isinstance(data["calls"], Sequence):
+            raise ValueError(f"rollout {rollout_id!r}: calls must be a list, got {checks.kind_of(data['calls'])}")
         calls = []
         for index, item in enumerate(data["calls"]):
-            if "call_id" not in item:
+            if not isinstance(item, Mapping) or item.get("call_id") is None:
                 raise ValueError(f"rollout {rollout_id!r}, call {index}: field 'call_id' is missing")
             try:
-                calls.append(Call.from_dict(item))
-            except (ValueError, TypeError, OverflowError) as error:
+                calls.append(Call.from_dict({**item, "call_id": _name(item["call_id"])}))
+            except ValueError as error:
                 raise ValueError(f"rollout {rollout_id!r}, {error}") from error
-        scored = reward is not None and not math.isnan(reward)
-        return cls(
-            rollout_id=rollout_id,
-            group_id=str(data["group_id"]),
-            calls=calls,
-            reward=float(reward) if scored else None,  # type: ignore[arg-type]
-        )
+        return cls(rollout_id=rollout_id, group_id=_name(data["group_id"]), calls=calls, reward=data.get("reward"))
 
     def to_dict(self) -> dict[str, Any]:
         """The rollout as one line of a trace file; an unscored reward is null."""
@@ -185,6 +173,16 @@ class Rollout:
             "reward": self.reward,
             "calls": [call.to_dict() for call in self.calls],
         }
+
+
+def _reward(value: Any, name: str) -> float | None:
+    unscored = value is None or (isinstance(value, Real) and value != value)
+    return None if unscored else checks.number(value, name)
+
+
+def _name(value: Any) -> Any:
+    """An id as a string where it is an integer; anything else as it is."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,16 +226,25 @@ class Sample:
     def __post_init__(self) -> None:
         where = f"rollout {self.rollout_id!r}, sample {self.index}: "
         set_ = object.__setattr__
-        set_(self, "token_ids", _ids(self.token_ids, where + "token_ids"))
-        set_(self, "loss_mask", _frozen(np.asarray(self.loss_mask, dtype=np.bool_), self.loss_mask))
-        set_(self, "logprobs", _logprobs(self.logprobs, where + "logprobs"))
-        set_(self, "policy_version", _ids(self.policy_version, where + "policy_version"))
+        set_(self, "token_ids", checks.ids(self.token_ids, where + "token_ids"))
+        set_(self, "loss_mask", checks.mask(self.loss_mask, where + "loss_mask"))
+        set_(self, "logprobs", checks.logprobs(self.logprobs, where + "logprobs"))
+        set_(self, "policy_version", checks.ids(self.policy_version, where + "policy_version"))
+        checks.text(self.rollout_id, where + "rollout_id")
+        checks.text(self.group_id, where + "group_id")
+        set_(self, "faithful", checks.flag(self.faithful, where + "faithful"))
         set_(self, "spans", tuple(self.spans))
         length = len(self.token_ids)
         for name in ("loss_mask", "logprobs", "policy_version"):
             if getattr(self, name).shape != (length,):
                 shape = getattr(self, name).shape
                 raise ValueError(f"{where}{name} has shape {shape}, token_ids has length {length}")
+        before = 0
+        for span in self.spans:
+            if not before <= span.start <= span.stop <= length:
+                at = f"{span.start}..{span.stop}"
+                raise ValueError(f"{where}span {at} of call {span.call_id!r} is not within {before}..{length}")
+            before = span.stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ NAN = math.nan
 
 
 def close(left, right):
-    np.testing.assert_allclose(left, right, rtol=1e-12, atol=1e-12)
+    return np.shape(left) == np.shape(right) and np.allclose(left, right, rtol=1e-12, atol=1e-12)
 
 
 def reference(rewards, group_ids, estimator, eps):
@@ -78,7 +78,7 @@ def test_what_leaves_one_scored_rollout_is_a_group_of_one(estimator, eps, reward
 
 def test_reinforce_pp_has_no_groups_and_is_not_zeroed_by_their_rule():
     advantages = rollout_advantages([1.0, 0.0, 0.5], ["a", "b", "c"], "reinforce_pp", eps=0.0)
-    close(advantages, [math.sqrt(1.5), -math.sqrt(1.5), 0.0])
+    assert close(advantages, [math.sqrt(1.5), -math.sqrt(1.5), 0.0])
     assert rollout_advantages([1.0, 0.0, 0.5], ["a", "b", "c"], "reinforce_pp_baseline").tolist() == [0.0] * 3
 
 
@@ -89,7 +89,9 @@ def test_the_loop_agrees_at_every_group_size(estimator, size):
     rewards = rng.choice([0.0, 0.1, 0.25, 1.0, NAN], size=6 * size)
     groups = rng.permutation(np.repeat(np.arange(6), size)).tolist()
     for eps in (1e-6, 0.5):
-        close(rollout_advantages(rewards, groups, estimator, eps=eps), reference(rewards, groups, estimator, eps))
+        assert close(
+            rollout_advantages(rewards, groups, estimator, eps=eps), reference(rewards, groups, estimator, eps)
+        )
 
 
 # B26: a rollout is one observation, however many samples it became
@@ -98,7 +100,7 @@ def test_the_loop_agrees_at_every_group_size(estimator, size):
 def test_statistics_are_taken_over_rollouts():
     rewards, groups = [1.0, 0.0], ["g", "g"]
     assert rollout_advantages(rewards, groups, "dr_grpo").tolist() == [0.5, -0.5]
-    close(rollout_advantages(rewards, groups, "grpo", eps=0.0), [0.7071067811865476, -0.7071067811865476])
+    assert close(rollout_advantages(rewards, groups, "grpo", eps=0.0), [0.7071067811865476, -0.7071067811865476])
 
 
 def test_the_practice_argued_against_is_there_for_ablation():
@@ -122,7 +124,7 @@ def test_the_sample_unit_is_the_rollout_unit_on_repeated_rewards(estimator):
     rewards, groups, counts = [1.0, 0.0, NAN, 0.3, 0.9, 0.9], [0, 0, 0, 1, 1, 1], [2, 3, 4, 1, 2, 0]
     found = rollout_advantages(rewards, groups, estimator, unit="sample", samples_per_rollout=counts)
     repeated = rollout_advantages(np.repeat(rewards, counts), np.repeat(groups, counts), estimator)
-    close(np.repeat(found, counts), repeated)
+    assert close(np.repeat(found, counts), repeated)
     assert found[2] == found[5] == 0.0  # unscored; without samples
 
 
@@ -148,21 +150,34 @@ def test_equal_rewards_give_exact_zeros(estimator, eps, reward):
 
 def test_rewards_near_1000_keep_three_digits():
     found = rollout_advantages([1000.001, 1000.0, 1000.002], ["g"] * 3, "grpo", eps=0.0)
-    np.testing.assert_allclose(found, [0.0, -1.0, 1.0], atol=5e-4)
+    assert found == pytest.approx([0.0, -1.0, 1.0], abs=5e-4)
+
+
+@pytest.mark.parametrize("size", [1e200, 1.0, 1e-200, 1e300])
+def test_the_size_of_rewards_does_not_matter(size):
+    """The square of 1e200 is infinite and that of 1e-200 is 0; groups of both sizes may lie side by side."""
+    rewards = [size, -size, 1.0, 0.0]
+    root = math.sqrt(0.5)
+    assert rollout_advantages(rewards, list("aabb"), "grpo", eps=0.0) == pytest.approx([root, -root, root, -root])
+    found = rollout_advantages([size, -size, size, -size], list("aabb"), "reinforce_pp", eps=0.0)
+    assert found == pytest.approx([1.0, -1.0, 1.0, -1.0])
+    found = rollout_advantages([size, -size, size, -size], list("aabb"), "reinforce_pp_baseline", eps=0.0)
+    assert found == pytest.approx([1.0, -1.0, 1.0, -1.0])
+    assert rollout_advantages([size, -size], ["a", "a"], "rloo").tolist() == [2 * size, -2 * size]
 
 
 def test_grpo_by_hand():
     # mean 0.25, deviations .75, -.25, -.25, -.25, squares .5625 + 3 * .0625 = .75, over 3: std 0.5
-    close(rollout_advantages([1, 0, 0, 0], ["g"] * 4, "grpo", eps=0.0), [1.5, -0.5, -0.5, -0.5])
-    close(rollout_advantages([1, 0, 0, 0], ["g"] * 4, "grpo", eps=0.5), [0.75, -0.25, -0.25, -0.25])
-    close(rollout_advantages([1, 0, 0, 0], ["g"] * 4, "rloo"), [1.0, -1 / 3, -1 / 3, -1 / 3])
+    assert close(rollout_advantages([1, 0, 0, 0], ["g"] * 4, "grpo", eps=0.0), [1.5, -0.5, -0.5, -0.5])
+    assert close(rollout_advantages([1, 0, 0, 0], ["g"] * 4, "grpo", eps=0.5), [0.75, -0.25, -0.25, -0.25])
+    assert close(rollout_advantages([1, 0, 0, 0], ["g"] * 4, "rloo"), [1.0, -1 / 3, -1 / 3, -1 / 3])
 
 
 def test_reinforce_pp_by_hand():
     # batch mean 0.5, std 0.5; with the baseline: deviations +-.5 and 0, 0, so mean square .125
     rewards, groups = [1, 0, 0, 0, 1, 1], ["a", "a", "b", "b", "c", "c"]
-    close(rollout_advantages(rewards, groups, "reinforce_pp", eps=0.0), [1, -1, -1, -1, 1, 1])
-    close(
+    assert close(rollout_advantages(rewards, groups, "reinforce_pp", eps=0.0), [1, -1, -1, -1, 1, 1])
+    assert close(
         rollout_advantages(rewards[:4], groups[:4], "reinforce_pp_baseline", eps=0.0),
         [math.sqrt(2), -math.sqrt(2), 0, 0],
     )
@@ -208,7 +223,7 @@ def test_arguments_are_left_alone():
         (([1.0], ["a"], "ppo"), {}, "estimator 'ppo' is unknown; allowed: grpo, dr_grpo, rloo"),
         (([1.0, 0.0], ["a"]), {}, "rewards has length 2, group_ids has length 1"),
         (([1.0, math.inf], ["a", "a"]), {}, r"rewards\[1\] is inf"),
-        (([[1.0]], ["a"]), {}, r"rewards must be a vector, got shape \(1, 1\)"),
+        (([[1.0]], ["a"]), {}, r"rewards must be a vector of numbers, got shape \(1, 1\)"),
         (([1.0], ["a"]), {"unit": "token"}, "unit 'token' is unknown; allowed: rollout, sample"),
         (([1.0], ["a"]), {"unit": "sample"}, "takes samples_per_rollout"),
         (
@@ -216,8 +231,16 @@ def test_arguments_are_left_alone():
             {"unit": "sample", "samples_per_rollout": [1, 2]},
             "length 1, samples_per_rollout has length 2",
         ),
-        (([1.0], ["a"]), {"unit": "sample", "samples_per_rollout": [-1]}, "not negative"),
-        (([1.0], ["a"]), {"unit": "sample", "samples_per_rollout": [1.5]}, "whole numbers"),
+        (
+            ([1.0], ["a"]),
+            {"unit": "sample", "samples_per_rollout": [-1]},
+            r"samples_per_rollout\[0\] is -1; it cannot be negative",
+        ),
+        (
+            ([1.0], ["a"]),
+            {"unit": "sample", "samples_per_rollout": [1.5]},
+            "samples_per_rollout must be a vector of integers",
+        ),
         (([1.0], ["a"]), {"eps": -1e-6}, "eps must be finite and not negative"),
     ],
 )
@@ -304,7 +327,7 @@ def test_credit_of_no_calls():
         ((NAN, [0.0]), {}, "advantage must be finite"),
         ((1.0, [0.0, NAN]), {}, r"call_rewards\[1\] is nan"),
         ((1.0, [0.0]), {"call_tokens": [1, 2]}, "call_tokens has length 2, call_rewards has length 1"),
-        ((1.0, [0.0]), {"call_tokens": [-1]}, "call_tokens must be finite and not negative"),
+        ((1.0, [0.0]), {"call_tokens": [-1]}, r"call_tokens\[0\] is -1; it cannot be negative"),
         ((1.0, [0.0]), {"gamma": 1.5}, "gamma must lie in 0..1"),
     ],
 )

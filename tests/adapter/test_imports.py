@@ -63,6 +63,16 @@ PARAMETERS = {
     "cost seed",
     "pack": "samples order * weights advantages",
     "unpack": "packed column",
+    "pack_tree": "samples order * weights advantages",
+    "unpack_tree": "packed column",
+    "tree_items": "samples",
+    "ancestor_mask": "packed",
+    "assign_credit": "advantage call_rewards scheme * call_tokens gamma",
+    "token_advantages": "sample credit",
+    "zero_signal_groups": "rewards group_ids",
+    "from_agent_lightning": "events * rollout_id group_id",
+    "from_vllm_chat": "responses * rollout_id group_id reward",
+    "from_vllm_completions": "responses * rollout_id group_id reward",
 }
 DEFAULTS = {
     "merge_calls": {
@@ -75,6 +85,11 @@ DEFAULTS = {
     "token_weights": {"mode": "rollout_mean", "num_rollouts": None, "scale": None},
     "plan_updates": {"group_index": None, "oversize": "raise", "cost": None, "seed": 0},
     "pack": {"weights": None, "advantages": None},
+    "pack_tree": {"weights": None, "advantages": None},
+    "assign_credit": {"scheme": "identical", "call_tokens": None, "gamma": 0.99},
+    "from_vllm_chat": {"reward": None},
+    "from_vllm_completions": {"reward": None},
+    "Rollout": {"reward": None},
     "Call": {
         "logprobs": None,
         "policy_version": 0,
@@ -101,6 +116,11 @@ def parameters(name):
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameter_names_are_a_promise(name):
     assert parameters(name) == PARAMETERS[name]
+
+
+def test_the_parameters_of_every_exported_function_are_pinned():
+    functions = {name for name in adapter.__all__ if inspect.isfunction(getattr(adapter, name))}
+    assert functions <= set(PARAMETERS)
 
 
 @pytest.mark.parametrize("name", DEFAULTS)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from array import array
 
 import numpy as np
 import pytest
@@ -31,6 +32,14 @@ def test_a_callers_buffer_cannot_change_a_call_afterwards():
     assert made.prompt_ids.tolist() == [1, 2] and made.logprobs.tolist() == [-0.5, -1.0]
     with pytest.raises(ValueError, match="read-only"):
         made.prompt_ids[0] = 9
+
+
+def test_nor_can_a_buffer_that_numpy_would_only_borrow():
+    """As it does a tensor's: numpy.asarray makes an array of it that shares the memory."""
+    ids, logprobs = array("i", [1, 2]), array("f", [-0.5, -1.0])
+    made = call(prompt_ids=ids, logprobs=logprobs)
+    ids[0], logprobs[0] = 7, -9.0
+    assert made.prompt_ids.tolist() == [1, 2] and made.logprobs.tolist() == [-0.5, -1.0]
 
 
 def test_read_only_arrays_are_shared():
@@ -90,6 +99,26 @@ def test_a_call_id_names_one_call():
         rollout(call(), call())
 
 
+def test_a_reward_is_a_float_or_none():
+    for given, kept in (
+        (1, 1.0),
+        (np.float32(0.5), 0.5),
+        (None, None),
+        (float("nan"), None),
+        (np.float64("nan"), None),
+    ):
+        reward = Rollout(rollout_id="r", group_id="g", calls=[], reward=given).reward
+        assert reward == kept and type(reward) in (float, type(None))
+
+
+def test_a_logprob_may_lie_above_zero_by_rounding_only():
+    assert rollout(call(logprobs=[9e-4, 0.0])).calls[0].logprobs.tolist() == [np.float32(9e-4), 0.0]
+    with pytest.raises(
+        ValueError, match=r"logprobs\[1\] is 0.75 .* length 2, .* length 2\); a logprob is .* at most 0"
+    ):
+        rollout(call(logprobs=[-0.5, 0.75]))
+
+
 def test_versions_are_one_or_one_a_token():
     assert call(policy_version=3).policy_version == 3
     assert type(call(policy_version=np.int64(3)).policy_version) is int
@@ -101,6 +130,13 @@ def test_a_trace_line_comes_back_as_it_went():
     line = json.loads(json.dumps(Rollout(rollout_id="r", group_id="g", calls=calls, reward=0.5).to_dict()))
     assert Rollout.from_dict(line).to_dict() == line
     assert line["calls"][1]["logprobs"] is None
+
+
+def test_a_trace_line_may_number_its_ids_and_say_null_for_what_it_does_not_know():
+    line = {"rollout_id": 7, "group_id": 0, "reward": None, "calls": [{"call_id": 1, "agent": None, "delivered": None}]}
+    read = Rollout.from_dict(line)
+    assert (read.rollout_id, read.group_id, read.calls[0].call_id) == ("7", "0", "1")
+    assert (read.calls[0].agent, read.calls[0].delivered) == ("", True)
 
 
 def test_a_trace_line_may_leave_out_what_was_not_recorded():

@@ -124,11 +124,17 @@ def test_missing_ids_or_logprobs_are_recorded_as_missing(tmp_path):
             answer["choices"][0]["logprobs"]["content"].pop()
             return answer
 
-        upstream.change = one_short
-        await client.chat("r0")
-        without_ids, without_logprobs = await client.calls("r0")
+        def positive(answer):
+            answer["choices"][0]["logprobs"]["content"][0]["logprob"] = 0.5
+            return answer
+
+        for change in (one_short, positive):
+            upstream.change = change
+            await client.chat("r0")
+        without_ids, *without_logprobs = await client.calls("r0")
         assert without_ids["prompt_token_ids"] == [] and without_ids["response_token_ids"] == [7, 8]
-        assert without_logprobs["prompt_token_ids"] == [1, 2, 3] and without_logprobs["response_log_probs"] is None
+        for call in without_logprobs:
+            assert call["prompt_token_ids"] == [1, 2, 3] and call["response_log_probs"] is None
 
     over(tmp_path, test)
 

@@ -22,7 +22,7 @@ def test_an_ablation_runs_its_grid_resumes_and_reports(tmp_path):
     done = harnessrl("ablate", file, "seeds=2", "jobs=2")
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "runs" / "ablations" / "small"
-    rows = list(csv.DictReader((folder / "runs.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((folder / "summary.csv").read_text().splitlines()))
     assert [(row["setting"], row["seed"], row["steps"]) for row in rows] == [
         ("first", "0", "2"), ("first", "1", "2"), ("second", "0", "2"), ("second", "1", "2")
     ]  # fmt: skip
@@ -36,7 +36,7 @@ def test_an_ablation_runs_its_grid_resumes_and_reports(tmp_path):
             "token_mean" if row["setting"] == "first" else "rollout_mean"
         )
     assert (folder / "curves.png").stat().st_size > 20_000
-    rows = {name: (folder / f"{name}.csv").read_text() for name in ("runs", "curves", "lengths")}
+    rows = {name: (folder / f"{name}.csv").read_text() for name in ("summary", "curves", "lengths")}
     for setting in settings:
         shutil.rmtree(folder / setting)  # the rows are enough: as on another machine, with committed ones
     again = harnessrl("ablate", file, "seeds=2", "jobs=2")

@@ -1,0 +1,93 @@
+"""From the tables of an ablation to curves with bands; which tables there are, and how they come from runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harnessrl.grid import read_grid
+from harnessrl.report import SMOOTH, smooth
+from harnessrl.results import Results
+from harnessrl.statistics import ENOUGH_SEEDS, interquartile_mean, interval
+
+TASKS = {"lookup": "normalization", "second": "normalization_second"}
+"""Our experiments, and the ablation (ablations/NAME.yaml, ablations/results/NAME) that compares normalisers on each."""
+REFERENCE = "rollout+rollout-mean"
+"""The setting that others are compared with, and the one whose curve stands for an experiment."""
+
+
+def tables(task: str) -> tuple[str, ...]:
+    """The files of a task's ablation, from the checkout's root."""
+    return tuple(f"ablations/results/{TASKS[task]}/{name}.csv" for name in ("summary", "curves"))
+
+
+def make(task: str) -> str:
+    """The command that makes them."""
+    return f"harnessrl ablate ablations/{TASKS[task]}.yaml results=ablations/results/{TASKS[task]} seeds=10"
+
+
+def read_tasks(root: Path) -> dict[str, Results]:
+    """The results of each task that has any."""
+    found = {task: Results.read(root / "ablations" / "results" / name) for task, name in TASKS.items()}
+    return {task: results for task, results in found.items() if results.runs}
+
+
+def band(results: Results, setting: str, key: str, steps: int = SMOOTH) -> dict[str, Any] | None:
+    """A setting's interquartile mean over seeds with its interval, after a running mean of `steps` steps.
+
+    Steps at which a seed has no value are left out, before anything is averaged. Returns None where none is left.
+
+    Returns:
+        steps int [n] (updates that the policy had seen), line, low, high float64 [n]; runs [seeds][n], the single seeds
+        below `ENOUGH_SEEDS`, where the band is their range.
+    """
+    if setting not in results.settings:
+        return None
+    values = results.curve(setting, key)
+    at = np.flatnonzero(~np.isnan(values).any(axis=0))
+    if not len(at):
+        return None
+    values = smooth(values[:, at], steps)
+    low, high = interval(values)
+    runs = values if len(values) < ENOUGH_SEEDS else values[:0]
+    return {"steps": at, "line": interquartile_mean(values), "low": low, "high": high, "runs": runs}
+
+
+def bands(results: Results, key: str, steps: int = SMOOTH) -> dict[str, dict[str, Any]]:
+    """`band` of every setting that has any value."""
+    found = {setting: band(results, setting, key, steps) for setting in results.settings}
+    return {setting: drawn for setting, drawn in found.items() if drawn is not None}
+
+
+def note(results: Results) -> str:
+    """What the lines and bands are."""
+    seeds = [len(results.outcome(setting, "steps")) for setting in results.settings] or [0]
+    number = f"{min(seeds)}" if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}"
+    kind = "95 % bootstrap interval" if min(seeds) >= ENOUGH_SEEDS else "range (thin: single seeds)"
+    return f"{number} seeds; line: interquartile mean, band: {kind}"
+
+
+def rebuild(runs: Path, root: Path) -> list[str]:
+    """Take every finished run below RUNS/ablations into the committed tables; rows of other runs stay.
+
+    Raises:
+        ConfigError: a run is recorded under another configuration.
+    """
+    told = []
+    for name in TASKS.values():
+        seeds = {int(folder.name[5:]) for folder in (runs / "ablations" / name).glob("*/seed-*")}
+        if not seeds:
+            continue
+        grid = read_grid(root / "ablations" / f"{name}.yaml", [f"seeds={max(seeds) + 1}", f"runs={runs}"])
+        folder = root / "ablations" / "results" / name
+        results = Results.read(folder)
+        finished = [cell for cell in grid.cells if cell.done]
+        for cell in finished:
+            results.has(cell.key, cell.config)
+            results.add(cell.key, cell.config)
+        if finished:
+            results.write(folder)
+        told.append(f"ablations/results/{name}: {len(finished)} finished runs of {runs / 'ablations' / name}")
+    return told

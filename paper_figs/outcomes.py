@@ -1,0 +1,144 @@
+"""The two primary outcomes: paired differences to (rollout, rollout-mean), and the probability that a run is higher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from harnessrl.report import over_tasks
+from harnessrl.results import PRIMARY, Results
+from harnessrl.statistics import (
+    ENOUGH_SEEDS,
+    Strata,
+    bootstrap_interval,
+    interquartile_mean,
+    interval,
+    paired_differences,
+    probability_of_improvement,
+)
+from paper_figs import curves
+from paper_figs.style import add_note, label_panels, line_style
+
+DATA = curves.tables("lookup")[:1]
+ALSO = curves.tables("second")[:1]
+MAKE = curves.make("lookup")
+rebuild = curves.rebuild
+
+Point = tuple[float, float, float]
+"""Value, low and high end of its 95 % interval. Below five seeds these are the range of a difference, else NaN."""
+NONE = float("nan")
+
+
+def numbers(root: Path) -> dict[str, Any]:
+    """By outcome: differences and probabilities by task and setting, values over all tasks by setting; seeds by task."""
+    tasks = curves.read_tasks(root)
+    return {
+        "outcomes": {
+            key: {
+                "difference": by_task(tasks, key, difference) | stratified(list(tasks.values()), key),
+                "probability": by_task(tasks, key, probability),
+                "over tasks": together(list(tasks.values()), key),
+            }
+            for key in PRIMARY
+        },
+        "notes": {task: curves.note(results) for task, results in tasks.items()},
+    }
+
+
+def by_task(tasks: dict[str, Results], key: str, compared: Any) -> dict[str, dict[str, Point]]:
+    """Each task's settings against its reference."""
+    return {
+        task: {
+            setting: compared(results.outcome(setting, key), results.outcome(curves.REFERENCE, key))
+            for setting in others(results)
+        }
+        for task, results in tasks.items()
+    }
+
+
+def others(results: Results) -> list[str]:
+    return [name for name in results.settings if name != curves.REFERENCE and curves.REFERENCE in results.settings]
+
+
+def difference(ours: dict[int, float], theirs: dict[int, float]) -> Point:
+    """Interquartile mean of the differences on common seeds."""
+    values = paired_differences(ours, theirs)
+    if not len(values):
+        return NONE, NONE, NONE
+    low, high = interval(values)
+    return float(interquartile_mean(values)), float(low), float(high)
+
+
+def probability(ours: dict[int, float], theirs: dict[int, float]) -> Point:
+    """Probability that a run of ours is higher; both sets of seeds are resampled for the interval."""
+    strata = [np.array(list(values.values())) for values in (ours, theirs)]
+    value = probability_of_improvement(*strata)
+    if min(map(len, strata)) < ENOUGH_SEEDS:
+        return value, NONE, NONE
+    low, high = bootstrap_interval(strata, _resampled_probability, draws=2000)
+    return value, float(low), float(high)
+
+
+def _resampled_probability(strata: Strata) -> np.ndarray:
+    ours, theirs = strata[0][:, None], strata[1][None]
+    return ((ours > theirs) + 0.5 * (ours == theirs)).mean(axis=(0, 1))
+
+
+def stratified(tasks: Sequence[Results], key: str) -> dict[str, dict[str, Point]]:
+    """The differences of all tasks together, seeds resampled within each; nothing for a single task."""
+    found: dict[str, Point] = {}
+    if len(tasks) < 2:
+        return {}
+    for setting in [name for name in others(tasks[0]) if all(name in others(task) for task in tasks)]:
+        strata = [paired_differences(task.outcome(setting, key), task.outcome(curves.REFERENCE, key)) for task in tasks]
+        if all(len(values) for values in strata):
+            enough = min(map(len, strata)) >= ENOUGH_SEEDS
+            low, high = bootstrap_interval(strata) if enough else (NONE, NONE)
+            found[setting] = float(interquartile_mean(np.concatenate(strata))), float(low), float(high)
+    return {"all tasks": found}
+
+
+def together(tasks: Sequence[Results], key: str) -> dict[str, Point]:
+    """Each setting's value over all tasks, its interval from five seeds a task on."""
+    fewest = {name: min(len(task.outcome(name, key)) for task in tasks) for name in tasks[0].settings}
+    return {
+        name: point if fewest[name] >= ENOUGH_SEEDS else (point[0], NONE, NONE)
+        for name, point in over_tasks(tasks, key).items()
+    }
+
+
+def draw(figure: Figure, found: dict[str, Any]) -> None:
+    """A row an outcome; points with intervals, a mark a task."""
+    figure.set_size_inches(9.6, 5.0)
+    axes = figure.subplots(len(PRIMARY), 3)
+    for row, (key, parts) in zip(axes, found["outcomes"].items(), strict=True):
+        name = PRIMARY[key]
+        _points(row[0], parts["difference"])
+        _points(row[1], parts["probability"])
+        _points(row[2], {f"{len(found['notes'])} task(s)": parts["over tasks"]})
+        row[0].axvline(0, color="black", linewidth=0.8)
+        row[1].axvline(0.5, color="black", linewidth=0.8)
+        row[0].set(title=f"{name}: difference", xlabel=f"to {curves.REFERENCE}, paired")
+        row[1].set(title="probability of more", xlabel=f"than {curves.REFERENCE}", xlim=(-0.05, 1.05))
+        row[2].set(title=f"{name}, all tasks", xlabel="interquartile mean, 95 % stratified")
+        row[1].tick_params(labelleft=False)
+    label_panels(axes.flat)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    add_note(figure, "; ".join(f"{task}: {note}" for task, note in found["notes"].items()))
+
+
+def _points(axis: Any, series: dict[str, dict[str, Point]]) -> None:
+    settings = list(dict.fromkeys(setting for points in series.values() for setting in points))
+    for index, (name, points) in enumerate(series.items()):
+        shift = (index - (len(series) - 1) / 2) * 0.22
+        places = [settings.index(setting) + shift for setting in points]
+        values, low, high = np.array(list(points.values()), float).reshape(-1, 3).T
+        look = line_style(index) | {"linestyle": "none"}
+        axis.plot(values, places, label=name, **look)
+        axis.hlines(places, low, high, color=look["color"], linewidth=1.2)
+    axis.set_yticks(range(len(settings)), settings)
+    axis.set_ylim(len(settings) - 0.5, -0.5)

@@ -1,0 +1,294 @@
+"""The figures: what is drawn is read back from matplotlib's artists and compared with numbers worked out by hand."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+from matplotlib.colors import to_hex
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
+
+import paper_figs
+from harnessrl.adapter import Call, Rollout
+from harnessrl.results import Results
+from paper_figs import curves, drift_by_length, style, traces, tree_savings
+
+ROOT = Path(__file__).parents[1]
+REFERENCE = curves.REFERENCE
+
+
+def module(name):
+    return importlib.import_module(f"paper_figs.{name}")
+
+
+def drawn(name, root=ROOT):
+    """The figure as `harnessrl figures` draws it, and the numbers it was drawn from."""
+    figure, numbers = style.new_figure(), module(name).numbers(root)
+    with style.look():
+        module(name).draw(figure, numbers)
+    return figure, numbers
+
+
+def lines(axis):
+    """label -> (x, y) of the lines that have one."""
+    return {
+        line.get_label(): (list(line.get_xdata()), pytest.approx(list(line.get_ydata())))
+        for line in axis.lines
+        if not line.get_label().startswith("_")
+    }
+
+
+def ends(collection):
+    """Low and high ends, by x, of what fill_between drew."""
+    points = collection.get_paths()[0].vertices
+    return {x: (min(y for at, y in points if at == x), max(y for at, y in points if at == x)) for x in {*points[:, 0]}}
+
+
+def table(root, task, rewards, drift=0.0, steps=3):
+    """Writes an ablation's tables: setting -> one reward a seed; reward grows by .1 a step from it, val is at the ends."""
+    results = Results()
+    for setting, of_seeds in rewards.items():
+        for seed, reward in enumerate(of_seeds):
+            head = {"setting": setting, "seed": seed}
+            results.runs[setting, seed] = head | {
+                "steps": steps,
+                "final_reward": reward,
+                "drift_share_final": drift,
+                "config": "x",
+                "commit": "abc",
+            }
+            results.curves[setting, seed] = [
+                head
+                | {"step": step, "reward/mean": reward + 0.1 * step, "policy/entropy": 1.0 - 0.2 * step}
+                | {"val/reward_mean": reward / 2 if step in (0, steps - 1) else ""}
+                | {"rollout/samples_mean": 3.0, "rollout/single_sample_share": 0.25, "rollout/drift_share": 0.125}
+                for step in range(steps)
+            ]
+    results.write(root / "ablations" / "results" / curves.TASKS[task])
+
+
+FIVE = {"sample+token-mean": [0.1, 0.2, 0.3, 0.4, 0.5], REFERENCE: [0.2, 0.3, 0.4, 0.5, 0.6]}
+TWO = {"sample+token-mean": [0.5, 0.7], REFERENCE: [0.4, 0.5]}
+
+
+def test_every_module_that_draws_is_in_the_list():
+    modules = {path.stem for path in (ROOT / "paper_figs").glob("*.py")} - {"__init__"}
+    drawing = {name for name in modules if hasattr(module(name), "draw") and hasattr(module(name), "numbers")}
+    assert drawing == set(paper_figs.FIGURES)
+    assert [name for name in paper_figs.FIGURES if not module(name).__doc__] == []
+    readme = (ROOT / "paper_figs" / "README.md").read_text()
+    assert [name for name in paper_figs.FIGURES if f"**{name}**" not in readme] == []
+
+
+def test_figure_3_shows_a_real_break():
+    figure, numbers = drawn("fig3_retokenization")
+    assert numbers["sampled"][4:6] == [(" cre", "changed"), ("amer", "changed")]
+    assert numbers["back"][4:6] == [(" cream", "changed"), ("er", "changed")]
+    assert "".join(text for text, _ in numbers["sampled"]) == "".join(text for text, _ in numbers["back"])
+    assert numbers["kind"] == "retokenized" and len(numbers["samples"]) == 2
+    widths = [patch.get_width() for patch in figure.axes[0].patches]
+    assert widths == [len(text) for row in ("sampled", "back") for text, _ in numbers[row]]
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert texts.index("␣cream") - texts.index("␣cre") == len(numbers["sampled"])  # the same place, a row below
+
+
+def test_figure_4_draws_the_worked_example():
+    figure, numbers = drawn("fig4_baseline")
+    assert [numbers[unit]["baseline"] for unit in ("rollout", "sample")] == [0.5, 0.75]
+    heights = [[patch.get_height() for patch in axis.patches] for axis in figure.axes]
+    assert heights == [[0.5, 0.5, 0.5, -0.5], [0.25, 0.25, 0.25, -0.75]]
+
+
+def test_figure_5_draws_the_worked_example():
+    figure, _ = drawn("fig5_normalizers")
+    widths = [patch.get_width() for patch in figure.axes[0].patches]
+    token, sequence, rollout = widths[:6], widths[6:12], widths[12:]
+    assert token == pytest.approx([n / 280 for n in (50, 100, 30, 30, 30, 40)])
+    assert sequence == pytest.approx([1 / 6] * 6)
+    assert rollout == pytest.approx([1 / 9, 2 / 9, 1 / 9, 1 / 9, 1 / 9, 1 / 3])
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "reported"), [("fig7_lookup", "lookup", [25.1, 41.7]), ("fig8_second", "second", [51.9, 70.2])]
+)
+def test_figures_7_and_8_draw_training_validation_and_what_is_reported(tmp_path, name, task, reported):
+    table(tmp_path, task, FIVE)
+    figure, _ = drawn(name, tmp_path)
+    training, validation, others = figure.axes
+    # five seeds: the interquartile mean leaves out the lowest and highest: (.3 + .4 + .5) / 3, and running means
+    assert lines(training) == {"training": ([0, 1, 2], [0.4, 0.45, 0.5])}
+    assert lines(validation) == {"validation": ([0, 2], [0.2, 0.2])}
+    low, high = ends(validation.collections[0])[0]
+    assert 0.1 <= low < 0.2 < high <= 0.3
+    assert list(others.lines[0].get_ydata()) == reported and "reported" in others.get_title(loc="left")
+
+
+def test_few_seeds_are_shown_as_what_they_are(tmp_path):
+    table(tmp_path, "lookup", TWO)
+    figure, numbers = drawn("fig7_lookup", tmp_path)
+    assert ends(figure.axes[0].collections[0]) == {
+        step: pytest.approx((0.4 + 0.05 * step, 0.5 + 0.05 * step)) for step in range(3)
+    }
+    assert [list(line.get_ydata()) for line in figure.axes[0].lines[1:]] == [
+        pytest.approx([start + 0.05 * step for step in range(3)]) for start in (0.4, 0.5)
+    ]
+    assert numbers["note"] == "2 seeds; line: interquartile mean, band: range (thin: single seeds)"
+    assert numbers["note"] in [text.get_text() for text in figure.texts]
+
+
+def test_figure_9_draws_each_setting_and_marks_the_reported_values(tmp_path):
+    table(tmp_path, "lookup", FIVE)
+    figure, _ = drawn("fig9_ablation", tmp_path)
+    reward, validation, entropy, others = figure.axes
+    assert lines(reward) == {
+        "sample+token-mean": ([0, 1, 2], [0.3, 0.35, 0.4]),
+        REFERENCE: ([0, 1, 2], [0.4, 0.45, 0.5]),
+    }
+    assert lines(validation)[REFERENCE] == ([0, 2], [0.2, 0.2])
+    assert lines(entropy)[REFERENCE] == ([0, 1, 2], [1.0, 0.9, 0.8])
+    assert [line.get_ydata()[0] for line in others.lines] == [35.0, 33.1, 38.2]
+    colour = {line.get_label(): to_hex(line.get_color()) for line in reward.lines}
+    assert [to_hex(line.get_color()) for line in others.lines[::2]] == [*colour.values()]
+    assert len({(line.get_linestyle(), line.get_marker()) for line in reward.lines}) == 2  # told apart without colour
+
+
+def test_figure_10_draws_structure_by_setting_and_task(tmp_path):
+    table(tmp_path, "lookup", FIVE)
+    table(tmp_path, "second", FIVE)
+    figure, _ = drawn("fig10_samples", tmp_path)
+    assert len(figure.axes) == 6
+    for row in (figure.axes[:3], figure.axes[3:]):
+        for axis, value in zip(row, (0.25, 3.0, 0.125), strict=True):
+            assert lines(axis)[REFERENCE] == ([0, 1, 2], [value] * 3)
+        marks = [[line.get_ydata()[0] for line in axis.lines if line.get_marker() == "<"] for axis in row]
+        assert marks == [[0.36], [2.41], []]
+
+
+def test_outcomes_are_differences_paired_by_seed(tmp_path):
+    table(tmp_path, "lookup", TWO)
+    table(tmp_path, "second", {"sample+token-mean": [0.3, 0.2], REFERENCE: [0.3, 0.3]})
+    figure, numbers = drawn("outcomes", tmp_path)
+    reward = numbers["outcomes"]["final_reward"]
+    assert reward["difference"]["lookup"]["sample+token-mean"] == pytest.approx((0.15, 0.1, 0.2))
+    assert reward["difference"]["all tasks"]["sample+token-mean"][0] == pytest.approx(0.05)  # of -.1, 0, .1, .2
+    assert reward["probability"]["lookup"]["sample+token-mean"][0] == 0.875  # .5 against .5 counts half
+    assert reward["probability"]["second"]["sample+token-mean"][0] == 0.25
+    assert reward["over tasks"][REFERENCE][0] == pytest.approx(0.35)  # of .3, .3, .4, .5
+    difference, probability, together = figure.axes[:3]
+    assert [line.get_xdata()[0] for line in difference.lines[:3]] == pytest.approx([0.15, -0.05, 0.05])
+    assert [line.get_xdata()[0] for line in probability.lines[:2]] == [0.875, 0.25]
+    assert list(together.lines[0].get_xdata())[1] == pytest.approx(0.35)
+
+
+def test_the_probability_has_an_interval_from_five_seeds_on(tmp_path):
+    table(tmp_path, "lookup", FIVE)
+    value, low, high = module("outcomes").numbers(tmp_path)["outcomes"]["final_reward"]["probability"]["lookup"][
+        "sample+token-mean"
+    ]
+    assert value == (0 + 0.5 + 1.5 + 2.5 + 3.5) / 25
+    assert 0 <= low < value < high <= 0.8
+
+
+def test_template_breaks_are_those_of_the_survey():
+    figure, numbers = drawn("template_breaks")
+    original, patched = numbers.values()
+    assert original["Qwen 3"]["thinking"] == (1, 1) and patched["Nemotron"]["plain"] == (4, 4)
+    rows = [[text.get_text() for text in axis.texts[:6]] for axis in figure.axes]
+    assert rows[0] == ["9/41", "23/41", "20/22", "5/28", "8/28", "18/21"]  # counted in tests/real/README.md
+    assert rows[1] == ["6/31", "16/31", "10/16", "5/18", "5/18", "9/15"]
+
+
+def test_a_template_of_no_known_family_is_refused():
+    with pytest.raises(ValueError, match="'olmo'"):
+        module("template_breaks").family_of("olmo")
+
+
+def test_substitute_bias_draws_its_tables():
+    figure, numbers = drawn("substitute_bias")
+    assert len(numbers["responses"]) == 78
+    assert list(figure.axes[1].lines[0].get_ydata())[:2] == [0.05669, 0.04235]
+    below = figure.axes[2].lines[0]
+    assert below.get_xdata()[0] == -11.79 and below.get_ydata()[-1] == 1.0
+
+
+def test_the_laboratory_draws_its_tables(tmp_path):
+    for name in module("laboratory").DATA:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    row = "estimator,unit,normalizer,policy,success,length_dial,fragment_dial,push_fragment_if_right,push_long_if_right,error\n"
+    rows = ["grpo,sample,seq_mean,blind,0.9,0,1,0.25,0,9", "grpo,sample,seq_mean,blind,0.9,0,-1,0.125,0,9"]
+    rows.append("rloo,sample,seq_mean,blind,0.9,0,-1,7,0,9")
+    (tmp_path / module("laboratory").DATA[0]).write_text(row + "\n".join(rows) + "\n")
+    path = "estimator,unit,normalizer,policy,length_dial,reward,drift,long\ngrpo,rollout,token_mean,sighted,0.5,0.3,0.5,0.75\n"
+    (tmp_path / module("laboratory").DATA[1]).write_text(path)
+    (tmp_path / module("laboratory").DATA[2]).write_text(
+        '{"groups": 16, "size": 8, "batches": 4, "start": 0.3, "until": 0.9}'
+    )
+    figure, _ = drawn("laboratory", tmp_path)
+    assert lines(figure.axes[0]) == {"sample + seq-mean": ([-1.0, 1.0], [0.125, 0.25])}  # by dial, one estimator
+    assert lines(figure.axes[5]) == {"rollout + token-mean": ([0.3], [0.75])}
+
+
+def test_tokens_are_counted_as_each_way_computes_them():
+    def call(name, prompt, response):
+        return Call(call_id=name, prompt_ids=prompt, response_ids=response, logprobs=[-1.0] * len(response))
+
+    calls = [call("a", [1, 2], [3]), call("b", [1, 2, 3, 4], [5]), call("c", [1, 2, 9], [6])]
+    found = tree_savings.count([Rollout(rollout_id="r", group_id="g", calls=calls)])
+    # a call each: 3 + 5 + 4; best effort: [1 2 3 4 5] and [1 2 9 6]; tree: 1 2 3 4 5 and 9 6
+    assert found == {
+        "rollouts": 1,
+        "calls": 3,
+        "samples": 2,
+        "trained": 3,
+        "per_call": 12,
+        "best_effort": 9,
+        "tree": 7,
+    }
+
+
+def test_tree_savings_draws_shares(tmp_path):
+    row = {"rollouts": 2, "calls": 6, "samples": 4, "trained": 5, "per_call": 20, "best_effort": 15, "tree": 10}
+    traces.replace_rows(tmp_path / tree_savings.DATA[0], {"chats": [row]})
+    figure, _ = drawn("tree_savings", tmp_path)
+    assert [patch.get_height() for patch in figure.axes[0].patches] == [1.0, 0.75, 0.5]
+    assert figure.axes[0].collections[0].get_segments()[0][0][1] == 0.25
+    assert "3.00 calls, 2.00 samples" in figure.axes[0].get_xticklabels()[0].get_text()
+
+
+def test_drift_is_counted_by_length():
+    tokenizer = Tokenizer(BPE(vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")]))
+    tokenizer.decoder = decoders.Fuse()
+    responses = [[0, 1, 1]] * 30 + [[2, 1]] * 30  # "a" "b" comes back as "ab"; "ab" "b" comes back as it was
+    assert drift_by_length.count(tokenizer, responses) == [
+        {"tokens": 1, "responses": 60, "drifting": 0},
+        {"tokens": 2, "responses": 60, "drifting": 30},
+    ]
+
+
+def test_drift_is_drawn_with_its_interval(tmp_path):
+    rows = [{"tokens": 1, "responses": 10, "drifting": 0}, {"tokens": 2, "responses": 20, "drifting": 5}]
+    traces.replace_rows(tmp_path / drift_by_length.DATA[0], {"model": rows})
+    figure, _ = drawn("drift_by_length", tmp_path)
+    assert lines(figure.axes[0]) == {"model": ([1, 2], [0.0, 0.25])}
+    square = 1.959964**2
+    assert ends(figure.axes[0].collections[0])[1] == pytest.approx((0.0, square / (10 + square)))  # Wilson, 0 of 10
+
+
+def test_rows_of_other_sources_stay(tmp_path):
+    path = tmp_path / "t.csv"
+    traces.replace_rows(path, {"a": [{"n": 1}], "b": [{"n": 2}, {"n": 3}]})
+    traces.replace_rows(path, {"b": [{"n": 4}], "c": [{"n": 5}]})
+    assert path.read_text() == "source,n\na,1\nb,4\nc,5\n"
+
+
+def test_the_committed_tables_are_drawn_as_they_are():
+    stored = {(row["source"], row["tokens"]): row for row in traces.read_rows(ROOT / drift_by_length.DATA[0])}
+    # tests/real: 7 of 120 do not survive when cut after 8 tokens
+    assert stored[drift_by_length.SMOLLM2, "8"] | {"source": ""} == {
+        "source": "",
+        "tokens": "8",
+        "responses": "120",
+        "drifting": "7",
+    }
+    for row in traces.read_rows(ROOT / tree_savings.DATA[0]):
+        assert int(row["trained"]) < int(row["tree"]) <= int(row["best_effort"]) <= int(row["per_call"])

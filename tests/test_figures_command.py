@@ -1,0 +1,126 @@
+"""`harnessrl figures`: what it writes, what it refuses, and how finished runs become the tables that it draws from."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import paper_figs
+from harnessrl import cli
+from harnessrl import figures as command
+from harnessrl.errors import ConfigError
+from harnessrl.results import Results
+from paper_figs import style
+from paper_figs.curves import REFERENCE
+
+ROOT = Path(__file__).parents[1]
+REWARDS = {"sample+token-mean": [0.5, 0.7], REFERENCE: [0.4, 0.5]}
+
+
+def test_files_and_their_provenance(tmp_path, capsys):
+    assert cli.run(["figures", "fig4_baseline", "fig3_retokenization", f"out={tmp_path}"]) == 0
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "fig4_baseline",
+        "fig3_retokenization",
+    ]
+    source = "tests/real/data/smollm2_responses.json"
+    sidecar = json.loads((tmp_path / "fig3_retokenization.json").read_text())
+    assert sidecar["data"] == {source: hashlib.sha256((ROOT / source).read_bytes()).hexdigest()}
+    assert sidecar["versions"].keys() == {"python", "harnessrl", "numpy", "matplotlib"}
+    corner = f"harnessrl figures fig3_retokenization · data: {source} @ {sidecar['commit']}"
+    with Image.open(tmp_path / "fig3_retokenization.png") as image:
+        assert image.info["Description"] == corner
+    assert (tmp_path / "fig3_retokenization.pdf").read_bytes().startswith(b"%PDF-")
+    assert json.loads((tmp_path / "fig4_baseline.json").read_text())["reported"]["baseline"]["sample"] == 0.75
+
+
+def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
+    assert cli.run(["figures", "fig11"]) == 2
+    assert "'fig11' is no figure; allowed: fig3_retokenization, fig4_baseline" in capsys.readouterr().err
+    assert cli.run(["figures", "output=x"]) == 2
+    assert "output: unknown key; allowed: out=FOLDER, from=FOLDER" in capsys.readouterr().err
+    assert cli.run(["figures", f"from={tmp_path / 'none'}", "outcomes"]) == 2
+    assert "none is no folder" in capsys.readouterr().err
+    assert command.figures(["fig7_lookup", f"out={tmp_path}"], tmp_path) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("fig7_lookup: skipped, no ablations/results/normalization/summary.csv yet")
+    assert "harnessrl ablate ablations/normalization.yaml" in said
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    assert cli.run(["figures"]) == 2
+    assert "drawn from a checkout" in capsys.readouterr().err
+
+
+def test_figures_without_data_are_skipped_when_not_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(paper_figs, "FIGURES", ("fig5_normalizers", "fig8_second"))
+    assert command.figures([f"out={tmp_path / 'out'}"], tmp_path) == 0
+    assert "fig8_second: skipped" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        f"fig5_normalizers.{k}" for k in ("png", "pdf", "json")
+    }
+
+
+def test_the_commit_is_that_of_the_data(tmp_path):
+    def git(*words):
+        identity = ["-c", "user.name=n", "-c", "user.email=e"]
+        done = subprocess.run(["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    git("init", "-q")
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text(name)
+        git("add", name)
+        git("commit", "-q", "-m", name)
+    first, second = git("log", "--format=%h", "--reverse").split()
+    assert style.commit_of(tmp_path, ["a.csv"]) == first
+    assert style.commit_of(tmp_path, ["a.csv", "b.csv"]) == second
+    (tmp_path / "a.csv").write_text("other")
+    assert style.commit_of(tmp_path, ["a.csv"]) == f"{first} + changes"
+    assert style.commit_of(tmp_path, ["b.csv"]) == second
+    (tmp_path / "c.csv").write_text("new")
+    assert style.commit_of(tmp_path, ["c.csv"]) == "no commit + changes"
+
+
+def test_finished_runs_become_rows(tmp_path, capsys):
+    (tmp_path / "ablations").mkdir()
+    base = "task: {inputs: 'x:y', harness: 'x:y'}\npolicy: {source: 'x:y'}\nsteps: 2\n"
+    (tmp_path / "base.yaml").write_text(base)
+    grid = f"base: ../base.yaml\nsettings:\n  sample+token-mean: {{advantage.unit: sample}}\n  {REFERENCE}: {{}}\n"
+    (tmp_path / "ablations" / "normalization.yaml").write_text(grid)
+    runs = tmp_path / "runs"
+    for setting, rewards in REWARDS.items():
+        for seed, reward in enumerate(rewards):
+            folder = runs / "ablations" / "normalization" / setting / f"seed-{seed}"
+            (folder / "checkpoints" / "step-00002").mkdir(parents=True)
+            (folder / "manifest.json").write_text('{"commit": "abc"}')
+            lines = [{"step": step, "reward/mean": reward, "rollout/drift_share": 0.5} for step in range(2)]
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            (folder / "rollouts.jsonl").write_text("")
+    (folder / "checkpoints" / "step-00002").rename(folder / "checkpoints" / "step-00001")  # not finished
+    arguments = [f"from={runs}", "fig8_second"]
+    assert command.figures(arguments, tmp_path) == 1  # of the second experiment there is none
+    assert "3 finished runs" in capsys.readouterr().out
+    results = Results.read(tmp_path / "ablations" / "results" / "normalization")
+    assert results.settings == ["sample+token-mean", REFERENCE]
+    assert results.outcome("sample+token-mean", "final_reward") == {0: 0.5, 1: 0.7}
+    assert results.outcome(REFERENCE, "final_reward") == {0: 0.4}
+    (tmp_path / "base.yaml").write_text(base + "advantage: {estimator: rloo}\n")
+    with pytest.raises(ConfigError, match="recorded with another configuration"):
+        command.figures(arguments, tmp_path)
+
+
+def test_a_fresh_interpreter_draws_without_torch(tmp_path):
+    code = (
+        "import sys\nfrom harnessrl import cli\n"
+        "assert cli.run(['figures', 'list']) == 0\n"
+        f"assert cli.run(['figures', 'fig5_normalizers', 'out={tmp_path}']) == 0\n"
+        "print(sorted({'torch', 'transformers', 'tests'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    out = done.stdout.splitlines()
+    assert [line.split()[0] for line in out[: len(paper_figs.FIGURES)]] == list(paper_figs.FIGURES)
+    assert out[-1] == "[]"
