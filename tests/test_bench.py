@@ -98,7 +98,10 @@ def test_options_are_read_and_bad_ones_named():
             read_options([item])
 
 
-@pytest.mark.parametrize("arguments", [["train", "repeats=x"], ["adapter", "seconds=-1"], ["adapter", "tokens=5"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["train", "repeats=x"], ["adapter", "seconds=-1"], ["adapter", "tokens=5"], ["adapter", "json=maybe"]],
+)
 def test_bad_keys_leave_by_exit_code_2(arguments, capsys):
     assert cli.run(["bench", *arguments]) == 2
     assert arguments[1].partition("=")[0] in capsys.readouterr().err

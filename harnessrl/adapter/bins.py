@@ -52,16 +52,19 @@ class Unplaced:
         if first < len(self.lengths) and self.lengths[first] > room:
             self.take(first)
             return [first]
+        following, lengths, loads, place = self._next, self.lengths, self.loads, first
         while True:
-            place = bisect_left(self._by_length, -room)
+            place = bisect_left(self._by_length, -room, place)
             if height < math.inf:
                 place = max(place, bisect_left(self._by_load, -height))
-            place = self.longest(place)
-            if place == len(self.lengths):
+            while following[place] != place:  # longest(), written out: this loop is what planning costs
+                following[place] = place = following[following[place]]
+            if place == len(lengths):
                 return places
-            self.take(place)
+            following[place] = place + 1
             places.append(place)
-            room, height = room - self.lengths[place], height - self.loads[place]
+            room -= lengths[place]
+            height -= loads[place]
 
     def unsorted(self, value_of_place: Int64) -> Int64:
         """Values of the places as values of the lengths in their given order."""

@@ -74,7 +74,7 @@ def merge_calls(
         raise ValueError(f"max_sample_tokens is {max_sample_tokens}; allowed: 1 or more, or None for no limit")
     skipped = _skips(rollout, require_logprobs, max_sample_tokens)
     left_out = {skip.call_id for skip in skipped}
-    calls = [call for call in rollout.calls if call.call_id not in left_out]
+    calls = [call for call in rollout.calls if call.call_id not in left_out] if left_out else rollout.calls
     if strategy == "substitute":
         if tokenizer is None:
             raise ValueError("tokenizer is None; strategy 'substitute' compares decoded text and needs one")
@@ -91,20 +91,19 @@ def _skips(rollout: Rollout, require_logprobs: bool, max_sample_tokens: int | No
     last_try = {call.request_id: call.call_id for call in rollout.calls if call.delivered}
     skipped = []
     for call in rollout.calls:
-        length = len(call.prompt_ids) + len(call.response_ids)
+        sampled = len(call.response_ids)
         holds = (
             len(call.prompt_ids) == 0,
-            len(call.response_ids) == 0,
+            sampled == 0,
             not call.delivered,
             call.request_id is not None and last_try.get(call.request_id) != call.call_id,
             call.constrained,
             not call.trainable,
             require_logprobs and call.logprobs is None,
-            max_sample_tokens is not None and length > max_sample_tokens,
+            max_sample_tokens is not None and len(call.prompt_ids) + sampled > max_sample_tokens,
         )
         if True in holds:
-            reason = SKIP_REASONS[holds.index(True)]
-            skipped.append(Skip(call_id=call.call_id, reason=reason, tokens=len(call.response_ids)))
+            skipped.append(Skip(call_id=call.call_id, reason=SKIP_REASONS[holds.index(True)], tokens=sampled))
     return skipped
 
 
@@ -112,8 +111,16 @@ def _merge_order(calls: Sequence[Call]) -> list[Call]:
     """By prompt length, then prompt ids, response ids, call id: whoever a call can extend comes before it."""
     by_length: dict[int, list[Call]] = {}
     for call in calls:
-        by_length.setdefault(len(call.prompt_ids), []).append(call)
-    return [call for length in sorted(by_length) for call in _by_ids(by_length[length])]
+        length = len(call.prompt_ids)
+        if length in by_length:
+            by_length[length].append(call)
+        else:
+            by_length[length] = [call]
+    ordered: list[Call] = []
+    for length in sorted(by_length):
+        group = by_length[length]
+        ordered += _by_ids(group) if len(group) > 1 else group
+    return ordered
 
 
 def _by_ids(calls: list[Call]) -> list[Call]:
@@ -150,19 +157,14 @@ def _against(pivot: Int32, ids: Int32, at: int) -> tuple[int, int, int]:
 
 
 class _Chain:
-    """A sample being built: its calls, where their responses start, and the tokens before the last response."""
+    """A sample being built: its calls, where their responses lie, and the tokens before the last response."""
 
-    __slots__ = ("calls", "prompt", "starts")
+    __slots__ = ("calls", "prompt", "spans")
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self.starts: list[int] = []
+        self.spans: list[Span] = []
         self.prompt: Int32 = NO_IDS
-
-    def extend(self, call: Call, prompt: Int32) -> None:
-        self.calls.append(call)
-        self.starts.append(len(prompt))
-        self.prompt = prompt
 
     def tokens(self) -> Int32:
         return np.concatenate([self.prompt, self.calls[-1].response_ids])
@@ -176,24 +178,29 @@ def _chain(rollout: Rollout, calls: Sequence[Call], route: Route) -> tuple[list[
     """Take the calls in the order given; each extends the chain that ``route`` names or opens a new one."""
     chains: list[_Chain] = []
     breaks: list[Break] = []
-    joints: list[int] = []
+    extended: list[Call | None] = []  # by each call; None where it opened its sample
     tree = PrefixTree()
     for order, call in enumerate(calls):
-        shared, first = tree.add(call.prompt_ids, call.response_ids, order)
+        shared = tree.add(call.prompt_ids, call.response_ids, order)
         target = route(call, chains, tree)
         if target is not None:
             index, prompt = target
-            last = chains[index].calls[-1]
-            joints.append(len(last.prompt_ids) + len(last.response_ids))
+            extended.append(chains[index].calls[-1])
         else:
             index, prompt = len(chains), call.prompt_ids
             chains.append(_Chain())
-            joints.append(0)
+            extended.append(None)
             if index:
-                at = {"position": shared, "joint": joints[first]}
+                first = tree.first_with(shared)
+                before = extended[first]
+                joint = 0 if before is None else len(before.prompt_ids) + len(before.response_ids)
+                at = {"position": shared, "joint": joint}
                 breaks.append(Break(rollout=rollout, sample=index, call=call, earlier=calls[first], **at))
-        chains[index].extend(call, prompt)
-        tree.open_end(len(call.prompt_ids) + len(call.response_ids), index)
+        chain, start = chains[index], len(prompt)
+        chain.calls.append(call)
+        chain.spans.append(Span(call_id=call.call_id, start=start, stop=start + len(call.response_ids)))
+        chain.prompt = prompt
+        tree.open_end(index)
     return chains, breaks
 
 
@@ -216,16 +223,13 @@ _ROUTES: dict[str, Route] = {"per_call": _to_none, "adjacent": _to_previous, "be
 
 def _sample(rollout: Rollout, index: int, chain: _Chain, faithful: bool) -> Sample:
     token_ids = chain.tokens()
-    loss_mask = np.zeros(len(token_ids), dtype=np.bool_)
     logprobs = np.zeros(len(token_ids), dtype=np.float32)
     policy_version = np.full(len(token_ids), -1, dtype=np.int32)
-    spans = []
-    for call, start in zip(chain.calls, chain.starts, strict=True):
-        stop = start + len(call.response_ids)
-        loss_mask[start:stop] = True
-        logprobs[start:stop] = np.nan if call.logprobs is None else call.logprobs
-        policy_version[start:stop] = call.policy_version
-        spans.append(Span(call_id=call.call_id, start=start, stop=stop))
+    for call, span in zip(chain.calls, chain.spans, strict=True):
+        at = slice(span.start, span.stop)
+        logprobs[at] = np.nan if call.logprobs is None else call.logprobs
+        policy_version[at] = call.policy_version
+    loss_mask = policy_version >= 0  # which a call's own versions are
     for column in (token_ids, loss_mask, logprobs, policy_version):
         column.flags.writeable = False  # ours alone: the sample need not copy it
     return Sample(
@@ -236,7 +240,7 @@ def _sample(rollout: Rollout, index: int, chain: _Chain, faithful: bool) -> Samp
         loss_mask=loss_mask,
         logprobs=logprobs,
         policy_version=policy_version,
-        spans=tuple(spans),
+        spans=tuple(chain.spans),
         faithful=faithful,
     )
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from harnessrl.adapter import checks
 from harnessrl.adapter.bins import first_fit_decreasing, spread
 
 Float64 = NDArray[np.float64]
@@ -100,16 +102,14 @@ def plan_updates(
         Plan.
 
     Raises:
-        ValueError: lengths that differ, a rollout in two groups, a sample over max_tokens, counts that are not positive.
+        ValueError: lengths that differ or are no whole numbers, a rollout in two groups, a sample over max_tokens,
+            counts that are not positive whole numbers, a cost that is not finite.
 
     Source: arXiv:2608.17528 (v1.0), scheduling: all samples of a rollout see one policy.
     """
-    length_S, rollout_S = _ints(lengths, "lengths"), _ints(rollout_index, "rollout_index")
+    length_S, rollout_S = checks.wholes(lengths, "lengths"), _ints(rollout_index, "rollout_index")
     if len(length_S) != len(rollout_S):
         raise ValueError(f"lengths has length {len(length_S)}, rollout_index has length {len(rollout_S)}")
-    if length_S.size and int(length_S.min()) < 0:
-        at = int(np.argmin(length_S))
-        raise ValueError(f"lengths[{at}] is {length_S[at]}; it cannot be negative")
     _check_counts(rollouts_per_update, num_updates, world_size, max_tokens)
     if oversize not in ("raise", "alone"):
         raise ValueError(f'oversize {oversize!r} is unknown; allowed: "raise", "alone"')
@@ -131,7 +131,11 @@ def _check_counts(rollouts_per_update: int | None, num_updates: int | None, worl
         raise ValueError("give exactly one of rollouts_per_update and num_updates")
     counts = {"rollouts_per_update": rollouts_per_update, "num_updates": num_updates}
     for name, count in (counts | {"world_size": world_size, "max_tokens": max_tokens}).items():
-        if count is not None and count < 1:
+        if count is None and name in counts:
+            continue
+        if isinstance(count, bool) or not isinstance(count, Integral):
+            raise ValueError(f"{name} must be a whole number, got {count!r} of type {checks.kind_of(count)}")
+        if count < 1:
             raise ValueError(f"{name} must be positive, got {count}")
 
 
@@ -156,7 +160,7 @@ def _updates(
     update_G = np.zeros(len(size_G), dtype=np.int64)
     if num_updates is not None:
         heap = [(0, update) for update in range(num_updates)]
-        for group in sorted(shuffled, key=lambda group: -size_G[group]):
+        for group in sorted(shuffled, key=size_G.__getitem__, reverse=True):
             rollouts, update_G[group] = heap[0]
             heapq.heapreplace(heap, (rollouts + size_G[group], int(update_G[group])))
     elif per_update is not None:
@@ -181,8 +185,7 @@ def _plan_update(samples: Int64, length_S: Int64, ranks: int, max_tokens: int, c
         slot_K = cost_K if slot_S is None else _pack_costs(slot_S, length_S, packs * ranks, cost)
         if slot_S is not None and _step_time(slot_K, ranks) < _step_time(cost_K, ranks):
             bin_S, cost_K = slot_S, slot_K
-    by_bin = np.argsort(bin_S, kind="stable")
-    members = np.split(samples[by_bin], np.searchsorted(bin_S[by_bin], np.arange(1, packs * ranks)))
+    members = _members(samples, bin_S, packs * ranks)
     rows = np.argsort(-cost_K, kind="stable").reshape(packs, ranks)
     rows[1::2] = rows[1::2, ::-1]  # the dearest pack of a row falls to either end in turn, so ranks' totals match too
     return Update(
@@ -205,9 +208,19 @@ def _pack_costs(pack_S: Int64, length_S: Int64, packs: int, cost: Cost | None) -
     """The cost of every pack; an empty one costs nothing."""
     if cost is None:
         return np.bincount(pack_S, weights=_loads(length_S, None), minlength=packs).astype(np.float64)
-    by_pack = np.argsort(pack_S, kind="stable")
-    members = np.split(length_S[by_pack], np.searchsorted(pack_S[by_pack], np.arange(1, packs)))
-    return np.array([float(np.sum(cost(part))) if len(part) else 0.0 for part in members])
+    members = _members(length_S, pack_S, packs)
+    cost_K = np.array([float(np.sum(cost(part))) if len(part) else 0.0 for part in members])
+    if not np.isfinite(cost_K).all():
+        part = members[int(np.argmin(np.isfinite(cost_K)))]
+        raise ValueError(f"cost of lengths {part.tolist()} is {cost_K[~np.isfinite(cost_K)][0]}; it must be finite")
+    return cost_K
+
+
+def _members(value_S: Int64, pack_S: Int64, packs: int) -> list[Int64]:
+    """The values of each pack's samples, in their order."""
+    by_pack = value_S[np.argsort(pack_S, kind="stable")]
+    stops = np.cumsum(np.bincount(pack_S, minlength=packs)).tolist()
+    return [by_pack[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
 
 
 def _step_time(cost_K: Float64, ranks: int) -> float:

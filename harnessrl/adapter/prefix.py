@@ -10,6 +10,10 @@ import numpy as np
 from harnessrl.adapter.types import Int32
 
 NO_IDS: Int32 = np.zeros(0, dtype=np.int32)
+SHORT = 8192
+"""Up to so many tokens, comparing bytes is cheaper than one numpy comparison and its result."""
+BLOCK = 65536
+"""Tokens compared at once."""
 
 
 class PrefixTree:
@@ -25,35 +29,50 @@ class PrefixTree:
     ``branches`` are (depth, token, line), sorted: at this depth the line goes on with this token instead.
     """
 
-    __slots__ = ("branches", "ends", "firsts", "prompt", "response")
+    __slots__ = ("branches", "ends", "firsts", "length", "prompt", "response")
 
     def __init__(self, prompt: Int32 = NO_IDS, response: Int32 = NO_IDS) -> None:
         self.prompt = prompt
         self.response = response
+        self.length = len(prompt) + len(response)
         self.ends: list[tuple[int, int]] = []
         self.firsts: list[tuple[int, int]] = []
         self.branches: list[tuple[int, int, PrefixTree]] = []
 
-    def add(self, prompt: Int32, response: Int32, order: int) -> tuple[int, int]:
-        """Make this context the main line; (length of the prompt's longest known prefix, first call that has it)."""
-        at, length = 0, len(prompt) + len(response)
+    def add(self, prompt: Int32, response: Int32, order: int) -> int:
+        """Make this context the main line; the length of the prompt's longest prefix that was known before."""
+        length = len(prompt) + len(response)
+        at = self._first_difference(prompt, response)
         while True:
-            at = common_prefix(self.prompt, self.response, prompt, response, at)
-            if at < len(self.prompt) + len(self.response):
+            if at < self.length:
                 self._cut(at)
-            if at == length:
+            if at == length or not self.branches or self.branches[-1][0] < at:
                 break
             key = (at, _token(prompt, response, at))
             index = bisect_left(self.branches, key)
             if index == len(self.branches) or self.branches[index][:2] != key:
                 break
             self._graft(self.branches.pop(index)[2])
-        shared = min(at, len(prompt))
-        first = self.firsts[bisect_left(self.firsts, (shared,))][1] if shared else 0
-        self.prompt, self.response = prompt, response
+            at = common_prefix(self.prompt, self.response, prompt, response, at)
+        self.prompt, self.response, self.length = prompt, response, length
         if at < length:
             self.firsts.append((length, order))
-        return shared, first
+        return min(at, len(prompt))
+
+    def _first_difference(self, prompt: Int32, response: Int32) -> int:
+        """How far this line and a context agree.
+
+        Agents in turn part where the first branch is: one look there spares comparing what lies behind it.
+        """
+        if self.branches:
+            fork = self.branches[0][0]
+            if fork < len(prompt) and fork < len(self.prompt) and prompt[fork] != self.prompt[fork]:
+                return equal_run(prompt[:fork], self.prompt[:fork])
+        return common_prefix(self.prompt, self.response, prompt, response, 0)
+
+    def first_with(self, depth: int) -> int:
+        """The first call whose context holds the first ``depth`` tokens of the main line."""
+        return self.firsts[bisect_left(self.firsts, (depth,))][1] if depth else 0
 
     def _cut(self, at: int) -> None:
         """Turn what lies deeper than ``at`` on this line into a branch."""
@@ -67,7 +86,7 @@ class PrefixTree:
 
     def _graft(self, line: PrefixTree) -> None:
         """Continue this line, which ends where ``line`` branches off, with that branch."""
-        self.prompt, self.response = line.prompt, line.response
+        self.prompt, self.response, self.length = line.prompt, line.response, line.length
         if self.firsts and self.firsts[-1][1] == line.firsts[0][1]:
             self.firsts.pop()
         self.ends += line.ends
@@ -87,8 +106,9 @@ class PrefixTree:
             index -= 1
         return None
 
-    def open_end(self, depth: int, sample: int) -> None:
-        insort(self.ends, (depth, -sample))
+    def open_end(self, sample: int) -> None:
+        """Let an open sample end where the main line does."""
+        insort(self.ends, (self.length, -sample))
 
 
 def _deeper(items: list[Any], at: int) -> list[Any]:
@@ -107,24 +127,34 @@ def _token(prompt: Int32, response: Int32, at: int) -> int:
 
 def common_prefix(p: Int32, a: Int32, q: Int32, b: Int32, at: int) -> int:
     """Length of the longest common prefix of p + a and q + b, which are known to agree up to ``at``."""
-    length = min(len(p) + len(a), len(q) + len(b))
+    len_p, len_q = len(p), len(q)
+    whole = len_p + len(a)
+    if at == 0 and whole <= len_q and whole <= SHORT:  # an agent's next prompt repeats all of p + a
+        head, tail = q[:len_p], q[len_p:whole]
+        if head.tobytes() == p.tobytes() and tail.tobytes() == a.tobytes():
+            return whole
+    length = min(whole, len_q + len(b))
     while at < length:
-        x, from_x = (p, 0) if at < len(p) else (a, len(p))
-        y, from_y = (q, 0) if at < len(q) else (b, len(q))
-        stop = min(from_x + len(x), from_y + len(y))
-        at += equal_run(x[at - from_x : stop - from_x], y[at - from_y : stop - from_y])
-        if at < stop:
+        x, i = (p, at) if at < len_p else (a, at - len_p)
+        y, j = (q, at) if at < len_q else (b, at - len_q)
+        run = min(len(x) - i, len(y) - j)
+        same = equal_run(x[i : i + run], y[j : j + run])
+        at += same
+        if same < run:
             break
     return at
 
 
 def equal_run(x: Int32, y: Int32) -> int:
     """Number of leading equal elements of two vectors of one length; blocks bound the memory and the waste."""
-    start, block, length = 0, 1024, len(x)
+    start, length = 0, len(x)
+    if length <= SHORT and x.tobytes() == y.tobytes():
+        return length
+    block = BLOCK if x[-1] == y[-1] else 256  # where the ends differ, the first difference may be near
     while start < length:
         differs = x[start : start + block] != y[start : start + block]
         first = int(differs.argmax())  # any() would cost another pass through numpy's wrappers
         if differs[first]:
             return start + first
-        start, block = start + block, 65536
+        start, block = start + block, min(4 * block, BLOCK)
     return length

@@ -13,19 +13,30 @@ def bench(part: str, overrides: Sequence[str]) -> int:
         return run_train(overrides)
     from harnessrl.bench.adapter import run as run_adapter
 
-    run_adapter(_seconds(overrides))
+    seconds, as_json = _adapter_keys(overrides)
+    run_adapter(seconds, as_json=as_json)
     return 0
 
 
-def _seconds(overrides: Sequence[str]) -> float:
-    """The one key of the adapter's benchmark."""
-    seconds = 1.0
+def _adapter_keys(overrides: Sequence[str]) -> tuple[float, bool]:
+    """The keys of the adapter's benchmark: seconds to spend on each line, and whether to print JSON."""
+    seconds, as_json = 1.0, False
     for item in overrides:
         key, _, value = item.partition("=")
-        try:
-            seconds = float(value) if key == "seconds" else float("nan")
-        except ValueError:
-            seconds = float("nan")
-        if not 0 < seconds < float("inf"):
-            raise ConfigError(f"{item!r}: expected seconds=NUMBER, larger than 0")
-    return seconds
+        if key == "seconds":
+            seconds = _positive(item, value)
+        elif key == "json" and value in ("true", "false"):
+            as_json = value == "true"
+        else:
+            raise ConfigError(f"{item!r}: expected seconds=NUMBER, json=true or json=false")
+    return seconds, as_json
+
+
+def _positive(item: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ConfigError(f"{item!r}: expected seconds=NUMBER, larger than 0")
+    return number

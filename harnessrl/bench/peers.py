@@ -1,7 +1,7 @@
-"""The same work by other libraries, called as they are, where they are installed.
+"""The same work by other libraries, called as they are, where they are installed, and one by the book.
 
-Each function takes the benchmark's data, does the conversion that the peer needs outside the timed call, and returns
-the call to time, or None where the peer cannot be imported.
+Each function but the last takes the benchmark's data, does the conversion that the peer needs outside the timed call,
+and returns the call to time, or None where the peer cannot be imported.
 """
 
 from __future__ import annotations
@@ -88,10 +88,11 @@ def verl_grpo(rewards: np.ndarray, group_ids: np.ndarray, *, vectorized: bool) -
     """verl: advantages of every token; one token a rollout here."""
     try:
         with _quiet():
-            import torch
             from verl.trainer.ppo import core_algos
     except Exception:
         return None
+    import torch  # after it: loading torch for nothing takes seconds
+
     scores, mask = torch.tensor(rewards, dtype=torch.float64)[:, None], torch.ones(len(rewards), 1)
     compute = (
         core_algos.compute_grpo_vectorized_outcome_advantage
@@ -119,3 +120,20 @@ def skyrl_bins(lengths: Sequence[int], room: int) -> Timed | None:
     except Exception:
         return None
     return lambda: FirstFitDecreasing(bin_capacity=room).pack(list(lengths))
+
+
+def first_fit_decreasing(lengths: Sequence[int], room: int) -> list[list[int]]:
+    """First-fit decreasing as it is usually written: every bin is tried in turn; the indices in each bin."""
+    bins: list[list[int]] = []
+    left: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        length = lengths[index]
+        for place, space in enumerate(left):
+            if length <= space:
+                bins[place].append(index)
+                left[place] = space - length
+                break
+        else:
+            bins.append([index])
+            left.append(room - length)
+    return bins

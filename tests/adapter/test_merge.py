@@ -1,14 +1,12 @@
 """Merging on literal ids: the public failure modes, each with its kind, and the contract line by line."""
 
-import tracemalloc
 from collections import Counter
 from itertools import permutations
 
 import numpy as np
 import pytest
 
-from harnessrl.adapter import Call, Rollout, merge_calls, prefix
-from harnessrl.adapter.prefix import equal_run
+from harnessrl.adapter import Call, Rollout, merge_calls
 
 F, T = False, True
 
@@ -359,47 +357,3 @@ def test_contexts_that_differ_only_past_a_block_are_told_apart():
     )
     assert [[span.call_id for span in sample.spans] for sample in merged.samples] == [["a", "b"], ["c"], ["d"]]
     assert [broken.position for broken in merged.breaks] == [100_000, 150_000]
-
-
-def conversation(agents, turns, drifts):
-    """Agents take turns, each with 40 more tokens a call; where ``drifts``, the answer comes back with other ids."""
-    contexts = [[agent, *range(200)] for agent in range(agents)]
-    calls = []
-    for turn in range(turns):
-        for agent in range(agents):
-            calls.append(call(contexts[agent], [5] * 20, call_id=f"{agent}.{turn}"))
-            contexts[agent] = contexts[agent] + ([6] if drifts else [5]) * 20 + [turn] * 20
-    return calls
-
-
-@pytest.mark.parametrize("agents", [1, 2, 10])
-@pytest.mark.parametrize("drifts", [False, True])
-def test_each_token_is_compared_at_most_once(agents, drifts, monkeypatch):
-    compared = []
-
-    def counting(x, y):
-        compared.append(equal_run(x, y))
-        return compared[-1]
-
-    monkeypatch.setattr(prefix, "equal_run", counting)
-    calls = conversation(agents, 100 // agents, drifts)
-    merged = merge(*calls)
-    assert len(merged.samples) == (len(calls) if drifts else agents)
-    assert sum(compared) <= sum(len(c.prompt_ids) + len(c.response_ids) for c in calls)
-    assert len(compared) <= 6 * len(calls)  # and in few comparisons, however many samples are open
-
-
-def test_memory_is_proportional_to_what_comes_out():
-    calls = conversation(agents=2, turns=200, drifts=False)
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        merged = merge_calls(Rollout(rollout_id="r", group_id="g", calls=calls))
-        peak = tracemalloc.get_traced_memory()[1] - before
-    finally:
-        tracemalloc.stop()
-    columns = ("token_ids", "loss_mask", "logprobs", "policy_version")
-    out = sum(getattr(sample, name).nbytes for sample in merged.samples for name in columns)
-    prompts = sum(c.prompt_ids.nbytes for c in calls)
-    assert peak < 4 * out + 400 * 1000  # a few columns at a time, and under 1 kB a call for spans and the tree
-    assert prompts > 4 * (4 * out)  # so no copy of the prompts could hide in there

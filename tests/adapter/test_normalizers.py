@@ -13,7 +13,7 @@ FIGURE_5 = ([50, 100, 30, 30, 30, 40], [0, 0, 1, 1, 1, 2])
 
 
 def close(left, right):
-    np.testing.assert_allclose(left, right, rtol=1e-14, atol=0)
+    return np.shape(left) == np.shape(right) and np.allclose(left, right, rtol=1e-14, atol=0)
 
 
 def reference(lengths, rollouts, mode, num_rollouts=None, scale=None):
@@ -43,7 +43,7 @@ def reference(lengths, rollouts, mode, num_rollouts=None, scale=None):
 )
 def test_figure_5(mode, shares):
     lengths, rollouts = FIGURE_5
-    close(np.bincount(rollouts, weights=token_weights(lengths, rollouts, mode) * lengths), shares)
+    assert close(np.bincount(rollouts, weights=token_weights(lengths, rollouts, mode) * lengths), shares)
 
 
 def test_rollout_mean_is_the_default():
@@ -51,8 +51,8 @@ def test_rollout_mean_is_the_default():
 
 
 def test_constant_is_dr_grpo():
-    close(token_weights([50, 100, 30], [0, 0, 1], "constant", scale=1024), [1 / 2048] * 3)
-    close(token_weights([50, 100, 30], [0, 0, 1], "constant", scale=1024, num_rollouts=8), [1 / 8192] * 3)
+    assert close(token_weights([50, 100, 30], [0, 0, 1], "constant", scale=1024), [1 / 2048] * 3)
+    assert close(token_weights([50, 100, 30], [0, 0, 1], "constant", scale=1024, num_rollouts=8), [1 / 8192] * 3)
 
 
 # B32: a rollout that broke into N samples weighs N times
@@ -83,13 +83,13 @@ def test_how_a_rollout_is_split_changes_seq_mean_only(split):
 
 def test_the_denominator_is_rollouts_and_not_rows():
     weights = token_weights([2, 1, 3], [0, 1, 1])
-    close(weights, [1 / 4, 1 / 8, 1 / 8])
+    assert close(weights, [1 / 4, 1 / 8, 1 / 8])
     assert loss([[2, 2], [0], [1, 1, 1]], [0, 1, 1], "rollout_mean") != pytest.approx(0.9166667, abs=1e-3)
 
 
 def test_a_rollout_without_trained_tokens_is_not_counted():
-    close(token_weights([10, 0, 40], [0, 1, 2]), [0.05, 0.0, 0.0125])
-    close(token_weights([10, 0, 40], [0, 1, 2], num_rollouts=3), [1 / 30, 0.0, 1 / 120])
+    assert close(token_weights([10, 0, 40], [0, 1, 2]), [0.05, 0.0, 0.0125])
+    assert close(token_weights([10, 0, 40], [0, 1, 2], num_rollouts=3), [1 / 30, 0.0, 1 / 120])
 
 
 def test_weight_of_skipped_calls_moves_to_the_tokens_that_remain():
@@ -137,7 +137,7 @@ def test_exact_fractions_agree(mode):
         lengths, rollouts = rng.integers(0, 5, size), rng.integers(0, 6, size) * 10**9
         for num_rollouts in (None, 50):
             found = token_weights(lengths, rollouts, mode, num_rollouts=num_rollouts, scale=7)
-            close(found, reference(lengths.tolist(), rollouts.tolist(), mode, num_rollouts, 7))
+            assert close(found, reference(lengths.tolist(), rollouts.tolist(), mode, num_rollouts, 7))
 
 
 @pytest.mark.parametrize("mode", ["token_mean", "seq_mean", "rollout_mean"])
