@@ -30,7 +30,9 @@ def run(argv: Sequence[str]) -> int:
     try:
         return arguments.command(arguments)  # type: ignore[no-any-return]
     except KeyboardInterrupt:
-        again = "; the same command continues from the last checkpoint" if arguments.command in (_train, _ablate) else ""
+        again = (
+            "; the same command continues from the last checkpoint" if arguments.command in (_train, _ablate) else ""
+        )
         print(f"stopped{again}", file=sys.stderr)
         return 130
     except ImportError as error:

@@ -5,12 +5,10 @@ Every `config.yaml` holds differences from the defaults below. `key=value` on th
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import MISSING as REQUIRED
 from dataclasses import dataclass, field, fields
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +16,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harnessrl.errors import ConfigError
+from harnessrl.limits import check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +43,20 @@ class Task:
     """Overlong rollouts are left out of advantages and training, or their reward is reduced before advantages."""
     overlong_penalty: float = 1.0
     """What `penalise` subtracts from an overlong rollout's reward."""
+    resample_zero_signal: bool = False
+    """Replace groups of equal rewards by groups of the next inputs (DAPO's dynamic sampling); they are recorded, untrained."""
+    max_resample: int = 3
+    """Rounds of replacement a step at most; what still has equal rewards then stays."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    rank: int = 0
+    """Rank of the adapters that are trained in place of the weights (LoRA, needs peft); 0 trains the weights."""
+    alpha: float = 32.0
+    """An adapter's output is multiplied by alpha / rank."""
+    targets: list[str] = field(default_factory=list)
+    """Linear layers that get one, by the ends of their names (`q_proj`); empty is every one but the output head."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +77,9 @@ class Policy:
     """Sampling temperature of training rollouts; the trainer's logprobs are tempered alike."""
     val_temperature: float = 0.7
     """Sampling temperature in `val` mode."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What trainer and engine compute in; weights, gradients and optimizer states are float32 in either."""
+    lora: Lora = field(default_factory=Lora)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +90,10 @@ class Advantage:
     """What counts once in a baseline: the rollout, or (for ablation) each of its samples."""
     eps: float = 1e-6
     """Added to the standard deviation."""
+    credit: Literal["identical", "discounted", "mean_preserving"] = "identical"
+    """How a rollout's advantage is split over its calls; the two others read `call_reward` events, in units of the advantage."""
+    discount: float = 1.0
+    """Discount a call, read by `discounted`; 1 does not discount."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,19 +123,25 @@ class Loss:
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     kl_coef: float = 0.0
-    """Weight of the KL to the initial policy; 0 loads no reference."""
+    """Weight of the KL to the initial policy."""
+    reference: bool = False
+    """Load the initial policy, for `loss/kl` in the metrics, even where kl_coef is 0."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where it enters: each token's KL the loss, or each rollout's summed k1 its reward, before advantages."""
     kl: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of that KL."""
+    """Estimator of the KL in the loss; in the reward it is k1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    strategy: Literal["per_call", "adjacent", "best_effort"] = "best_effort"
-    """How calls are merged into samples."""
+    strategy: Literal["per_call", "adjacent", "best_effort", "substitute"] = "best_effort"
+    """How calls are merged into samples; `substitute` trains tokens behind prompts they were not sampled from, for ablation."""
     max_sample_tokens: int | None = None
     """Longest sample that is trained; a longer call is skipped as too_long."""
     rollouts_per_update: int | None = None
     """Rollouts an optimizer update holds; null is all of the step. Groups are never split."""
+    split_rollouts: bool = False
+    """Deal single samples to the updates, whatever rollout they are of, as trainers do that count samples; for ablation."""
     epochs: int = 1
     """Passes over a step's rollouts."""
     max_updates: int | None = None
@@ -138,6 +164,16 @@ class Update:
     """AdamW decoupled weight decay."""
     grad_clip: float = 1.0
     """Largest gradient norm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    every: int = 0
+    """Steps between validation runs in `val` mode, also before the first step and after the last; 0 is none. Not in a replay."""
+    inputs: int = 64
+    """Held-out inputs: the first ones of `task.inputs(seed, "val")`, the same each time."""
+    rollouts: int = 1
+    """Rollouts of each input."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +200,8 @@ class Config:
     """Where run folders lie."""
     seed: int = 0
     """Fixes inputs, rollout ids, sampling noise and packing."""
+    deterministic: bool = False
+    """Two runs of one seed agree to the last bit (`schedule=sync`): each call is computed as if alone; rollouts take longer."""
     steps: int = 100
     """Steps in all; a resumed run continues up to here."""
     schedule: Literal["sync"] = "sync"
@@ -175,7 +213,7 @@ class Config:
     checkpoint_every: int = 10
     """Steps between checkpoints; the last step always has one."""
     checkpoint_keep: int = 2
-    """Newest checkpoints kept; the best one is kept besides."""
+    """Newest checkpoints kept; the best one is kept besides: by val/reward_mean, or by reward/mean where none was validated."""
     stall_seconds: float = 300.0
     """The run stops with an error if no call and no rollout completes for this long."""
     train_agents: list[str] | None = None
@@ -185,6 +223,7 @@ class Config:
     advantage: Advantage = field(default_factory=Advantage)
     loss: Loss = field(default_factory=Loss)
     update: Update = field(default_factory=Update)
+    validation: Validation = field(default_factory=Validation)
     service: Service = field(default_factory=Service)
 
     @property
@@ -235,7 +274,7 @@ def from_mapping(data: dict[str, Any], overrides: Sequence[str], source: Path) -
         resolved: Config = OmegaConf.to_object(config)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise ConfigError(f"{source}: {_first_line(error)}") from error
-    _check(resolved)
+    check(resolved)
     return resolved
 
 
@@ -264,99 +303,6 @@ def _allowed(config: Any, key: str | None) -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
-
-
-POSITIVE = [
-    "steps",
-    "threads",
-    "checkpoint_every",
-    "checkpoint_keep",
-    "stall_seconds",
-    "task.timeout",
-    "task.groups",
-    "task.group_size",
-    "task.overlong_tokens",
-    "policy.max_response",
-    "policy.max_batch",
-    "policy.train_temperature",
-    "update.epochs",
-    "update.max_tokens",
-    "update.max_updates",
-    "update.max_sample_tokens",
-    "update.lr",
-    "update.grad_clip",
-    "service.workers",
-    "service.capacity",
-    "service.attempts",
-    "advantage.eps",
-    "loss.importance_threshold",
-    "loss.scale",
-]
-NOT_NEGATIVE = [
-    "seed",
-    "policy.max_context",
-    "policy.max_calls",
-    "policy.val_temperature",
-    "task.overlong_penalty",
-    "update.warmup_steps",
-    "update.weight_decay",
-    "loss.kl_coef",
-    "loss.entropy_coef",
-    "loss.mask_below",
-    "loss.clip_low",
-    "loss.clip_high",
-    "service.hold_seconds",
-]
-
-
-def _check(config: Config) -> None:
-    """Refuse what types cannot: ranges and impossible combinations."""
-    for key in POSITIVE:
-        value = attrgetter(key)(config)
-        if value is not None and not 0 < value < math.inf:
-            raise ConfigError(f"{key}: must be larger than 0 and finite, got {value}")
-    for key in NOT_NEGATIVE:
-        value = attrgetter(key)(config)
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"{key}: must be finite and not negative, got {value}")
-    _check_ranges(config)
-    _check_combinations(config)
-
-
-def _check_ranges(config: Config) -> None:
-    task, loss, update = config.task, config.loss, config.update
-    if not math.isfinite(task.failure_reward):
-        raise ConfigError(f"task.failure_reward: must be finite, got {task.failure_reward}")
-    if not all(0 <= beta < 1 for beta in update.betas):
-        raise ConfigError(f"update.betas: must lie in 0..1 (below 1), got {update.betas}")
-    if not loss.clip_low <= 1:
-        raise ConfigError(f"loss.clip_low: must be at most 1 (a ratio is not negative), got {loss.clip_low}")
-    if loss.dual_clip is not None and not loss.dual_clip > 1:
-        raise ConfigError(f"loss.dual_clip: must be larger than 1, or null, got {loss.dual_clip}")
-    if not 0 <= config.service.port < 65536:
-        raise ConfigError(f"service.port: must lie in 0..65535, got {config.service.port}")
-    if Path(config.run) == Path() or Path(config.run).is_absolute() or ".." in Path(config.run).parts:
-        raise ConfigError(f"run: must be a name below {config.runs}/, got {config.run!r}")
-
-
-def _check_combinations(config: Config) -> None:
-    task, loss, update = config.task, config.loss, config.update
-    if bool(task.harness) == bool(task.command):
-        raise ConfigError("task: give exactly one of task.harness (MODULE:FUNCTION) and task.command (argv)")
-    if config.train_agents is not None and not config.train_agents:
-        raise ConfigError("train_agents: must name at least one agent, or be null for all")
-    if (loss.normalizer == "constant") != (loss.scale is not None):
-        raise ConfigError("loss.scale: needed by, and only by, loss.normalizer=constant")
-    if loss.old == "engine" and loss.importance != "none":
-        raise ConfigError(
-            "loss.importance: must be none with loss.old=engine, whose ratios carry the correction already"
-        )
-    if not loss.mask_below < loss.mask_above:
-        raise ConfigError(f"loss.mask_below: {loss.mask_below} must be smaller than loss.mask_above={loss.mask_above}")
-    if update.rollouts_per_update is not None and update.rollouts_per_update < task.group_size:
-        raise ConfigError(
-            f"update.rollouts_per_update: {update.rollouts_per_update} is below task.group_size={task.group_size}; groups are never split"
-        )
 
 
 def describe(cls: type, prefix: str = "") -> list[tuple[str, str, str]]:

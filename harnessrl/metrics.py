@@ -1,4 +1,9 @@
-"""The run folder: manifest.json, metrics.jsonl, rollouts.jsonl and TensorBoard's events."""
+"""The run folder: manifest.json, metrics.jsonl, rollouts.jsonl, validation.jsonl and TensorBoard's events.
+
+Line n of metrics.jsonl has "step": n and is about the policy that step n starts from: the reward of its rollouts, its
+validation (val/...) where it was validated, and the update made from it. With validation a last line, of step `steps`,
+holds val/... alone.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,13 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+ROLLOUTS, VALIDATION = "rollouts.jsonl", "validation.jsonl"
+"""Trace files of a run: what it trained on, and what it validated with."""
 LIBRARIES = ("harnessrl", "torch", "transformers", "numpy", "aiohttp", "pyzmq")
 
 
@@ -31,11 +38,10 @@ class RunFolder:
 
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        for name in ("metrics.jsonl", "rollouts.jsonl"):
+        for name in ("metrics.jsonl", ROLLOUTS, VALIDATION):
             _keep_before(folder / name, start)
         self._manifest(start, config)
         self._metrics = (folder / "metrics.jsonl").open("a")
-        self._rollouts = (folder / "rollouts.jsonl").open("a")
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=start or None)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -53,16 +59,15 @@ class RunFolder:
             if len(values):
                 self._board.add_histogram(key, values, step)
 
-    def record(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Append rollouts in the trace format."""
-        for line in lines:
-            self._rollouts.write(json.dumps(line) + "\n")
-        self._rollouts.flush()
+    def record(self, lines: Iterable[Mapping[str, Any]], name: str = ROLLOUTS) -> None:
+        """Append rollouts in the trace format to the file of this name."""
+        with (self.folder / name).open("a") as file:
+            for line in lines:
+                file.write(json.dumps(line) + "\n")
 
     def close(self) -> None:
         """Flush and close every file."""
         self._metrics.close()
-        self._rollouts.close()
         self._board.close()
 
     def _manifest(self, start: int, config: Mapping[str, Any]) -> None:
@@ -87,6 +92,11 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     if lines and not lines[-1].endswith("\n"):
         lines.pop()
     return [json.loads(line) for line in lines]
+
+
+def of_steps(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that tell of a step: all but a last one that holds a validation alone."""
+    return [line for line in lines if "reward/mean" in line]
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -21,7 +21,11 @@ from harnessrl.statistics import (
     probability_of_improvement,
 )
 
-DESCRIPTION = {"samples_per_rollout": "N_rho", "single_sample_share": "single-\nsample", "entropy_final": "final\nentropy"}
+DESCRIPTION = {
+    "samples_per_rollout": "N_rho",
+    "single_sample_share": "single-\nsample",
+    "entropy_final": "final\nentropy",
+}
 
 
 def summary_table(name: str, results: Results, reference: str) -> Table:

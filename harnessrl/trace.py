@@ -26,6 +26,8 @@ OPTIONAL_ROLLOUT_FIELDS: dict[str, tuple[tuple[type, ...], str]] = {
     "reward": ((int, float, type(None)), "a number or null"),
     "step": ((int, type(None)), "an integer or null"),
     "advantage": ((int, float, type(None)), "a number or null"),
+    "resampled": ((bool,), "true or false"),
+    "call_rewards": ((dict,), "an object of call ids and numbers"),
 }
 CALL_FIELDS: dict[str, tuple[tuple[type, ...], str]] = {
     "prompt_ids": ((list, type(None)), "a list of integers or null"),
@@ -119,6 +121,7 @@ class Trace:
                 _check(call, {"call_id": ((str, int), "a string")}, f"calls[{index}].", required=True)
                 _check(call, CALL_FIELDS, f"calls[{index}].", required=False)
                 call["call_id"] = str(call["call_id"])
+            _check_call_rewards(data.get("call_rewards", {}), {call["call_id"] for call in data["calls"]})
             return Rollout.from_dict(data)
         except ValueError as error:
             raise ConfigError(f"{self.path}, line {number}: {error}") from error
@@ -164,6 +167,14 @@ def _check(
         value = data[name]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise ValueError(f"field '{at}{name}' must be {allowed}, got {_kind(value)}")
+
+
+def _check_call_rewards(rewards: Mapping[str, Any], calls: set[str]) -> None:
+    for name, value in rewards.items():
+        if name not in calls:
+            raise ValueError(f"field 'call_rewards' names {name!r}, which is no call of this rollout")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ValueError(f"field 'call_rewards[{name!r}]' must be a finite number, got {value!r}")
 
 
 def _kind(value: Any) -> str:

@@ -24,7 +24,7 @@ def test_overrides_are_typed():
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("stpes=3", ["stpes", "allowed: run, runs, seed, steps"]),
+        ("stpes=3", ["stpes", "allowed: run, runs, seed, "]),
         ("loss.normaliser=seq_mean", ["loss.normaliser", "allowed: normalizer, scale"]),
         ("loss.normalizer=mean", ["loss.normalizer", "token_mean", "rollout_mean"]),
         ("steps=many", ["steps", "Integer"]),
@@ -50,6 +50,12 @@ def test_overrides_are_typed():
         ("update.weight_decay=-1", ["update.weight_decay"]),
         ("update.max_sample_tokens=0", ["update.max_sample_tokens"]),
         ("loss.clip_low=2", ["loss.clip_low"]),
+        ("loss.kl_in=reward", ["loss.kl_in", "loss.kl_coef"]),
+        ("policy.precision=float16", ["policy.precision", "float32", "bfloat16"]),
+        ("update.split_rollouts=true", ["update.split_rollouts", "update.rollouts_per_update"]),
+        ("policy.lora.rank=-1", ["policy.lora.rank", "negative"]),
+        ("policy.lora.alpha=0", ["policy.lora.alpha", "larger than 0"]),
+        ("policy.lora.dropout=0.1", ["policy.lora.dropout", "allowed: rank, alpha, targets"]),
     ],
 )
 def test_bad_values_are_refused_by_key(override, words):

@@ -97,8 +97,16 @@ async def play(task: Mapping[str, Any], ask: Ask, rng: random.Random) -> float:
     return float(said == answer(task))
 
 
+def failed_call(text: str, task: Mapping[str, Any]) -> bool:
+    """Whether a reply is a malformed call, or asks for a key that is not in the table."""
+    call = parse(text)
+    return call is None or (call[0] == "get" and call[1] not in task["table"])
+
+
 async def run(env: Mapping[str, str]) -> None:
     """Play the episode in env["LOOKUP_INPUT"] against the endpoint in `env` and post the reward.
+
+    With LOOKUP_FAILED_CALL=VALUE every failed call is given that reward too, for ablations of credit.
 
     Raises:
         RuntimeError: where the endpoint refused a request or stayed overloaded.
@@ -108,16 +116,25 @@ async def run(env: Mapping[str, str]) -> None:
     headers = {"Authorization": f"Bearer {env['AGL_KEY']}"}
     session = await _session()
 
+    replies: list[tuple[str, str]] = []
+
     async def ask(messages: list[Message], agent: str) -> str:
         body = {"model": "policy", "messages": messages, "max_tokens": MAX_TOKENS}
         reply = await _post(session, f"{base}/chat/completions", body, {**headers, "X-Agent": agent})
-        return reply["choices"][0]["message"]["content"] or ""
+        text = reply["choices"][0]["message"]["content"] or ""
+        replies.append((reply["id"], text))
+        return text
 
     # The path names the rollout: its siblings share the input, but not the choices made here.
     rng = random.Random(f"{task['seed']} {urlsplit(base).path}")
     reward = await play(task, ask, rng)
-    event = {"event_type": "reward", "data": {"value": reward}}
-    await _post(session, env["AGL_EVENT_URL"], event, headers)
+    events = [{"event_type": "reward", "data": {"value": reward}}]
+    if "LOOKUP_FAILED_CALL" in env:
+        value = float(env["LOOKUP_FAILED_CALL"])
+        bad = [name for name, text in replies if failed_call(text, task)]
+        events = [{"event_type": "call_reward", "data": {"call_id": name, "value": value}} for name in bad] + events
+    for event in events:
+        await _post(session, env["AGL_EVENT_URL"], event, headers)
 
 
 async def _post(session: aiohttp.ClientSession, url: str, body: Any, headers: Mapping[str, str]) -> Any:

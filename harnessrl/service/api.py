@@ -105,7 +105,12 @@ class Api:
             raise _unknown(rollout_id)
         if row["state"] in TERMINAL:  # its trace may have been read
             raise ApiError(409, f"rollout {rollout_id} is over ({row['state']}): it takes no more events")
-        number = self._events.append(row["seq"], request.match_info["attempt"], event_type, data, event_id)
+        attempt = request.match_info["attempt"]
+        if event_type == "call_reward":
+            call_id = self._events.call_named(row["seq"], attempt, data["call_id"])
+            shapes.need(call_id is not None, f"data.call_id {data['call_id']!r} names no call of attempt {attempt}")
+            data = data | {"call_id": call_id}
+        number = self._events.append(row["seq"], attempt, event_type, data, event_id)
         return _json(self._events.one(number))
 
     async def list_events(self, request: web.Request) -> web.Response:
@@ -165,6 +170,7 @@ class Api:
             "group_id": str(group),
             "reward": reward,
             "calls": self._events.calls(row["seq"], attempt),
+            "call_rewards": self._events.call_rewards(row["seq"], attempt),
             "input": rollout["input"],
             "is_train": rollout["is_train"],
             "metadata": rollout["metadata"],

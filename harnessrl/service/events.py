@@ -142,6 +142,23 @@ class Events:
         row = self._store.db.execute(sql, (rollout, attempt)).fetchone()
         return None if row is None else float(orjson.loads(row[0])["value"])
 
+    def call_named(self, rollout: int, attempt: str, name: str) -> str | None:
+        """The call with this id, or the one whose answer has it and no other choice; None where there is none."""
+        answer = "json_extract(CAST(response AS TEXT), '$.id') = ?"
+        alone = "COALESCE(json_extract(CAST(request AS TEXT), '$.n'), 1) = 1"
+        sql = (
+            "SELECT call_id FROM events WHERE rollout = ? AND attempt = ? AND call_id IS NOT NULL"
+            f" AND (call_id = ? OR ({answer} AND {alone})) ORDER BY call_id = ? DESC"
+        )
+        row = self._store.db.execute(sql, (rollout, attempt, name, name, name)).fetchone()
+        return None if row is None else str(row[0])
+
+    def call_rewards(self, rollout: int, attempt: str) -> dict[str, float]:
+        """The last reward of each call of an attempt that was given one, by call_id."""
+        sql = "SELECT data FROM events WHERE rollout = ? AND attempt = ? AND event_type = 'call_reward' ORDER BY seq"
+        rows = [orjson.loads(row[0]) for row in self._store.db.execute(sql, (rollout, attempt))]
+        return {data["call_id"]: float(data["value"]) for data in rows}
+
     def errors(self, rollout: int, attempt: str) -> list[dict[str, Any]]:
         """How an attempt's model requests failed, in order: {"http_status", "code"}; {} for one that succeeded."""
         sql = (

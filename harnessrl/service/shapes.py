@@ -127,9 +127,14 @@ def new_event(body: Any) -> tuple[str, dict[str, Any], str | None]:
     need(event_type != "model_request", "model_request events are written by the gateway alone")
     need(isinstance(data, dict), "data must be an object")
     need(event_id is None or isinstance(event_id, str), "event_id must be a string")
-    if event_type == "reward":
+    if event_type in ("reward", "call_reward"):
         value = data.get("value")
         need(isinstance(value, (int, float)) and math.isfinite(value), "a reward's data.value must be a finite number")
+    if event_type == "call_reward":
+        need(
+            isinstance(data.get("call_id"), str),
+            "a call_reward's data.call_id must name a call, or the id of its answer",
+        )
     return event_type, data, event_id
 
 

@@ -6,9 +6,8 @@ whole update before it is split into packs.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from harnessrl.adapter import (
     PackedTree,
     Rollout,
     Sample,
+    Tokenizer,
     merge_calls,
     pack,
     pack_tree,
@@ -28,6 +28,7 @@ from harnessrl.adapter import (
     tree_items,
 )
 from harnessrl.config import Config, Task
+from harnessrl.train.credit import sample_advantages, unused
 
 OWN_FAILURES = frozenset({"timeout", "call_bound", "context_overflow", "exit_code"})
 """Failures that are the policy's: they earn `task.failure_reward`. Others leave a rollout unscored."""
@@ -43,6 +44,10 @@ class Finished:
     """Why it ended without a reward; None where it did not."""
     input: Any
     """The task input."""
+    resampled: bool = False
+    """Its group was replaced for want of a signal: in the record and the metrics, not trained."""
+    call_rewards: Mapping[str, float] = field(default_factory=dict)
+    """call_id -> the reward that the harness gave this call, in units of the advantage."""
 
     @classmethod
     def from_trace(cls, item: Mapping[str, Any], failure_reward: float = 0.0) -> Finished:
@@ -52,7 +57,13 @@ class Finished:
             rollout = Rollout(
                 rollout_id=rollout.rollout_id, group_id=rollout.group_id, calls=rollout.calls, reward=failure_reward
             )
-        return cls(rollout=rollout, failure=failure, input=item.get("input"))
+        return cls(
+            rollout=rollout,
+            failure=failure,
+            input=item.get("input"),
+            resampled=item.get("resampled", False),
+            call_rewards=item.get("call_rewards", {}),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,33 +84,61 @@ class Batch:
     """float64 [R]; 0 where unscored."""
     overlong: np.ndarray
     """bool [R], rollouts of more than `task.overlong_tokens` sampled tokens."""
+    resampled: np.ndarray
+    """bool [R], rollouts of groups that were replaced, which are not trained."""
+    credit: Sequence[np.ndarray]
+    """[S], the advantage of each sample's tokens: a number, or float64 [L] where it differs between calls."""
+    unused_call_rewards: int
+    """Rewards of calls that reach no trained token."""
 
 
-def make_batch(finished: Sequence[Finished], config: Config) -> Batch:
-    """Merge every rollout and give it its advantage; calls of agents outside `train_agents` are context only."""
+def make_batch(finished: Sequence[Finished], config: Config, tokenizer: Tokenizer | None = None) -> Batch:
+    """Merge every rollout and give it its advantage; calls of agents outside `train_agents` are context only.
+
+    Args:
+        finished: in any order.
+        config: the run's.
+        tokenizer: read by `update.strategy=substitute` alone.
+    """
     finished = sorted(finished, key=lambda item: (item.rollout.group_id, item.rollout.rollout_id))
     rollouts = [_trainable(item.rollout, config.train_agents) for item in finished]
     limit = config.update.max_sample_tokens
-    merges = [merge_calls(r, config.update.strategy, max_sample_tokens=limit) for r in rollouts]
+    how = {"strategy": config.update.strategy, "max_sample_tokens": limit, "tokenizer": tokenizer}
+    merges = [merge_calls(rollout, **how) for rollout in rollouts]
     counts = np.array([len(merge.samples) for merge in merges], np.int64)
-    rewards, overlong = _rewards(rollouts, config.task)
-    advantages = rollout_advantages(
-        rewards,
-        [r.group_id for r in rollouts],
-        config.advantage.estimator,
-        unit=config.advantage.unit,
-        samples_per_rollout=counts,
-        eps=config.advantage.eps,
-    )
-    return Batch(
+    rewards, overlong = effective_rewards(rollouts, config.task)
+    given = list(zip(finished, merges, strict=True))
+    batch = Batch(
         finished=finished,
         merges=merges,
         samples=[sample for merge in merges for sample in merge.samples],
         owner=np.repeat(np.arange(len(rollouts)), counts),
         rewards=rewards,
-        advantages=advantages,
+        advantages=np.zeros(len(rollouts)),
         overlong=overlong,
+        resampled=np.array([item.resampled for item in finished], bool),
+        credit=(),
+        unused_call_rewards=sum(unused(merge, item.call_rewards, config.advantage) for item, merge in given),
     )
+    return with_rewards(batch, rewards, config)
+
+
+def with_rewards(batch: Batch, rewards: np.ndarray, config: Config) -> Batch:
+    """The batch with other rewards, [R], and the advantages that follow from them."""
+    advantages = rollout_advantages(
+        rewards,
+        [item.rollout.group_id for item in batch.finished],
+        config.advantage.estimator,
+        unit=config.advantage.unit,
+        samples_per_rollout=np.bincount(batch.owner, minlength=len(rewards)),
+        eps=config.advantage.eps,
+    )
+    credit = [
+        sample_advantages(item.rollout, merge, advantage, item.call_rewards, config.advantage)
+        for item, merge, advantage in zip(batch.finished, batch.merges, advantages.tolist(), strict=True)
+    ]
+    credit = [value for parts in credit for value in parts]
+    return replace(batch, rewards=rewards, advantages=advantages, credit=credit)
 
 
 def _trainable(rollout: Rollout, agents: Sequence[str] | None) -> Rollout:
@@ -110,7 +149,7 @@ def _trainable(rollout: Rollout, agents: Sequence[str] | None) -> Rollout:
     return replace(rollout, calls=calls)
 
 
-def _rewards(rollouts: Sequence[Rollout], task: Task) -> tuple[np.ndarray, np.ndarray]:
+def effective_rewards(rollouts: Sequence[Rollout], task: Task) -> tuple[np.ndarray, np.ndarray]:
     """The rewards that advantages are computed from (NaN is unscored), and which rollouts are overlong."""
     rewards = np.array([np.nan if r.reward is None else r.reward for r in rollouts], np.float64)
     sampled = np.array([sum(len(call.response_ids) for call in r.calls) for r in rollouts], np.int64)
@@ -125,35 +164,34 @@ def make_updates(
 ) -> tuple[list[list[list[Packed | PackedTree]]], dict[str, float]]:
     """The packs of each optimizer update, [updates][ranks][packs], with weights from the update's global counts.
 
-    Unscored rollouts are never trained; with `update.filter_zero_signal` groups without an advantage neither, and
-    weights do not count them. With `update.rollouts_per_update` groups stay whole.
+    Unscored rollouts and replaced groups are never trained; with `update.filter_zero_signal` groups without an advantage
+    neither, and weights do not count them. With `update.rollouts_per_update` groups stay whole, except under
+    `update.split_rollouts`, which deals out as many updates sample by sample.
 
     Returns:
         the packs, and metrics: `perf/rank_balance`, ranks' mean cost over the slowest rank's, over all updates (1 where
-        none waits), and how many groups and updates were left out by configuration.
+        none waits), `perf/padding_share`, and how many groups and updates were left out by configuration.
     """
     groups = np.unique([item.rollout.group_id for item in batch.finished], return_inverse=True)[1]
     used, filtered = _used(batch, groups, config.update.filter_zero_signal)
     metrics = {"perf/rank_balance": 1.0, "update/filtered_groups": filtered, "update/skipped_updates": 0.0}
+    metrics["perf/padding_share"] = 0.0
     chosen = np.flatnonzero(used[batch.owner])
     if len(chosen) == 0:
         return [], metrics
     owner = batch.owner[chosen]
     samples = [batch.samples[s] for s in chosen]
+    advantages = [batch.credit[s] for s in chosen]
     trained = np.array([int(sample.loss_mask.sum()) for sample in samples])
     items = _items(samples, config.update.tree)
-    first = np.array([members[0] for members in items.members])
     plan = plan_updates(
         items.lengths,
-        owner[first],
-        rollouts_per_update=config.update.rollouts_per_update or len(batch.finished),
+        **_counted(owner[[members[0] for members in items.members]], groups, config, len(batch.finished)),
         world_size=world_size,
         max_tokens=config.update.max_tokens,
-        group_index=groups[owner[first]],
         oversize="alone",
         seed=seed,
     )
-    advantages = batch.advantages[owner]
     run = plan.updates[: config.update.max_updates]
     metrics["update/skipped_updates"] = float(len(plan.updates) - len(run))
     updates = []
@@ -169,19 +207,42 @@ def make_updates(
             for rank in update.ranks
         ]
         updates.append(packs)
+    metrics["perf/padding_share"] = padding_share(updates)
     slowest = sum(update.step_time for update in run)
     if slowest:
         metrics["perf/rank_balance"] = sum(update.total_cost for update in run) / (world_size * slowest)
     return updates, metrics
 
 
+def _counted(owner: np.ndarray, groups: np.ndarray, config: Config, rollouts: int) -> dict[str, Any]:
+    """What updates are counted in: rollouts in whole groups, or (for ablation) single samples. `owner` is of the items."""
+    size = config.update.rollouts_per_update or rollouts
+    if config.update.split_rollouts:
+        return {"rollout_index": np.arange(len(owner)), "num_updates": min(-(-rollouts // size), len(owner))}
+    return {"rollout_index": owner, "rollouts_per_update": size, "group_index": groups[owner]}
+
+
 def _used(batch: Batch, groups: np.ndarray, filter_zero_signal: bool) -> tuple[np.ndarray, float]:
     """Which rollouts are trained, bool [R], and how many groups were left out for want of a signal."""
-    scored = ~np.isnan(batch.rewards)
+    used = ~np.isnan(batch.rewards) & ~batch.resampled
     if not filter_zero_signal:
-        return scored, 0.0
+        return used, 0.0
     silent = np.bincount(groups, batch.advantages != 0)[groups] == 0
-    return scored & ~silent, float(len(np.unique(groups[scored & silent])))
+    return used & ~silent, float(len(np.unique(groups[used & silent])))
+
+
+def padding_share(updates: Sequence[Sequence[Sequence[Packed | PackedTree]]]) -> float:
+    """Share of the tokens that the forward passes compute which belong to no sample.
+
+    Packs are laid out without padding; what there is are empty packs, which compute one token so that all ranks do the
+    same collectives (`harnessrl.train.policy.score`).
+
+    Args:
+        updates: [update][rank][pack]
+    """
+    tokens = [len(packed.token_ids) for ranks in updates for packs in ranks for packed in packs]
+    empty = tokens.count(0)
+    return empty / (sum(tokens) + empty) if tokens else 0.0
 
 
 @dataclass(frozen=True)
@@ -205,51 +266,3 @@ def _items(samples: Sequence[Sample], tree: bool) -> Items:
         return Items(*tree_items(samples), pack_tree)
     lengths = np.array([len(sample.token_ids) for sample in samples])
     return Items(lengths, [np.array([index]) for index in range(len(samples))], pack)
-
-
-def batch_metrics(batch: Batch, kinds: Counter[str]) -> dict[str, float]:
-    """What the rollouts of a step were like; `kinds` counts breaks by cause."""
-    counts = np.array([len(merge.samples) for merge in batch.merges])
-    trained = np.bincount(batch.owner, [s.loss_mask.sum() for s in batch.samples], minlength=len(counts))
-    sampled = sum(len(call.response_ids) for item in batch.finished for call in item.rollout.calls)
-    scored = ~np.isnan(batch.rewards)
-    rewards = np.array([item.rollout.reward for item in batch.finished if item.rollout.reward is not None])
-    used = counts > 0
-    skipped = Counter(item.reason for merge in batch.merges for item in merge.skipped)
-    failed = Counter(item.failure for item in batch.finished if item.failure)
-    metrics = {
-        "reward/mean": _mean(rewards),
-        "reward/std": float(rewards.std()) if len(rewards) else float("nan"),
-        "rollout/count": float(len(counts)),
-        "rollout/overlong": float(batch.overlong.sum()),
-        "rollout/calls_mean": _mean(np.array([len(item.rollout.calls) for item in batch.finished])),
-        "rollout/samples_mean": _mean(counts[used]),
-        "rollout/single_sample_share": _mean(counts[used] == 1),
-        "rollout/samples_reward_correlation": _correlation(counts[scored & used], batch.rewards[scored & used]),
-        "rollout/tokens_mean": _mean(trained[used]),
-        "rollout/trained_token_share": float(trained.sum() / sampled) if sampled else float("nan"),
-        "sample/tokens_mean": _mean(np.array([len(s.token_ids) for s in batch.samples])),
-        "advantage/std": float(batch.advantages[scored].std()) if scored.any() else float("nan"),
-        "advantage/zero_signal_groups": float(_zero_signal(batch)),
-    }
-    metrics |= {f"merge/breaks_{kind}": float(n) for kind, n in kinds.items()}
-    metrics |= {f"merge/skipped_{reason}": float(n) for reason, n in skipped.items()}
-    metrics |= {f"rollout/failed_{reason}": float(n) for reason, n in failed.items()}
-    return metrics
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(np.mean(values)) if len(values) else float("nan")
-
-
-def _correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Pearson's r; NaN where either is constant."""
-    if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
-        return float("nan")
-    return float(np.corrcoef(a, b)[0, 1])
-
-
-def _zero_signal(batch: Batch) -> int:
-    """Groups none of whose rollouts has an advantage."""
-    groups = np.unique([item.rollout.group_id for item in batch.finished], return_inverse=True)[1]
-    return int((np.bincount(groups, batch.advantages != 0) == 0).sum())

@@ -67,18 +67,17 @@ class Score:
     """The larger the better."""
 
 
-def score(lines: Sequence[Mapping[str, Any]]) -> Score | None:
-    """The last step's validation reward, else the mean training reward; None without either.
+def score(lines: Sequence[Mapping[str, Any]], validated: Mapping[str, float]) -> Score | None:
+    """The validation reward of the weights to be saved, else the mean training reward; None without either.
 
     Args:
         lines: metrics of the last `WINDOW` steps, in order.
+        validated: metrics of the validation of these weights; empty where there was none.
     """
-    validation = lines[-1].get(VALIDATION) if lines else None
-    if validation is not None and math.isfinite(validation):
-        return Score(metric=VALIDATION, value=validation)
-    values = [line.get(TRAINING) for line in lines]
+    values = [validated[VALIDATION]] if VALIDATION in validated else [line.get(TRAINING) for line in lines]
     values = [value for value in values if value is not None and math.isfinite(value)]
-    return Score(metric=TRAINING, value=sum(values) / len(values)) if values else None
+    metric = VALIDATION if VALIDATION in validated else TRAINING
+    return Score(metric=metric, value=sum(values) / len(values)) if values else None
 
 
 class Checkpoints:

@@ -1,4 +1,4 @@
-"""Rollouts for the trainer: the service and its workers as child processes, and the engine that answers their calls."""
+"""Rollouts for the trainer: the service and its workers as child processes, asked over HTTP while the engine works."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import zmq
 
 from harnessrl.config import Config
-from harnessrl.engine.base import Engine
 from harnessrl.errors import RunError
 from harnessrl.processes import Child
-from harnessrl.service import wire
+from harnessrl.train.engine_server import EngineServer
 
 IDLE_SECONDS = 0.03
 """How long the engine waits for a request, and how often finished rollouts are asked for while it is idle."""
@@ -24,99 +22,6 @@ MOST_LOST = 10
 """Workers that may end during a run and are replaced."""
 BUSY_SECONDS = 0.3
 """How often they are asked for while it works: each question waits for a service that is busy with calls."""
-
-
-class EngineServer:
-    """Answers the service's token requests from an engine, one step at a time, in the caller's thread.
-
-    Whoever calls `pump` lends the engine time; while nobody does (an update runs), requests wait in the socket and the
-    harness sees a slow answer.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.socket = zmq.Context.instance().socket(zmq.ROUTER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.address = f"tcp://127.0.0.1:{self.socket.bind_to_random_port('tcp://127.0.0.1')}"
-        self.peers: dict[bytes, bytes] = {}
-        self.served = 0
-
-    def pump(self, idle_milliseconds: int) -> int:
-        """Take every waiting request, advance the engine once, send what finished; wait for a request if idle.
-
-        Returns:
-            requests answered.
-        """
-        if not self.engine.open_requests:
-            self.socket.poll(idle_milliseconds)
-        while self.socket.poll(0):
-            self._receive(self.socket.recv_multipart())
-        replies = self.engine.step()
-        for reply in replies:
-            self._reply(reply)
-        self.served += len(replies)
-        return len(replies)
-
-    def drain(self, seconds: float = 60.0) -> None:
-        """Stop admitting and let what runs end (calls of rollouts that timed out, say); queued requests wait.
-
-        Raises:
-            RunError: requests still run after `seconds`, by their ids.
-        """
-        self.engine.drain()
-        deadline = time.monotonic() + seconds
-        while self.engine.running_requests:
-            self.pump(0)
-            if time.monotonic() > deadline:
-                names = ", ".join(request.hex() for request in self.engine.running_requests[:5])
-                raise RunError(f"requests still run after {seconds:.0f} s of draining: {names}")
-
-    def close(self) -> None:
-        """Close the socket."""
-        self.socket.close()
-
-    def _receive(self, frames: list[bytes]) -> None:
-        peer, *message = frames
-        try:
-            request = wire.decode_request(message)
-        except ValueError as error:
-            if message and len(message[0]) == wire.ID_BYTES:
-                self.peers[message[0]] = peer
-                self._refuse(message[0], error)
-            return
-        if request.op == "cancel":
-            reply = self.engine.cancel(request.request_id)
-            if reply is not None:
-                self._reply(reply)
-        elif request.op == "generate":
-            assert request.sampling is not None
-            self.peers[request.request_id] = peer
-            try:
-                self.engine.submit(request.request_id, request.prompt_ids, request.sampling)
-            except ValueError as error:
-                self._refuse(request.request_id, error)
-
-    def _refuse(self, request_id: bytes, error: ValueError) -> None:
-        empty = wire.Reply(
-            request_id=request_id,
-            ids=[],
-            logprobs=[],
-            finish_reason="error",
-            policy_version=self.engine.version,
-            error=str(error),
-        )
-        self._reply(empty)
-
-    def _reply(self, reply: wire.Reply) -> None:
-        frames = wire.encode_reply(
-            reply.request_id,
-            reply.ids,
-            reply.logprobs,
-            finish_reason=reply.finish_reason,
-            policy_version=reply.policy_version,
-            error=reply.error,
-        )
-        self.socket.send_multipart([self.peers.pop(reply.request_id), *frames])
 
 
 class Services:
@@ -189,6 +94,11 @@ class Services:
         self.cursor = page["next_after"]
         return page["items"]  # type: ignore[no-any-return]
 
+    def forget(self, rollout_ids: Sequence[str]) -> None:
+        """Remove rollouts with all that the service has of them, so that their ids can be used again."""
+        for rollout_id in rollout_ids:
+            self._call("DELETE", f"/api/rollouts/{rollout_id}")
+
     def check(self) -> None:
         """Replace workers that have ended: the controller gives their rollouts to others, as new attempts.
 
@@ -225,28 +135,39 @@ class Services:
             raise RunError(
                 f"the service refused {method} {path.partition('?')[0]}: {response.status} {data.decode()[:500]}"
             )
-        return orjson.loads(data)
+        return orjson.loads(data) if data else None
 
     def _request(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> http.client.HTTPResponse:
         self.http.request(method, path, body, headers)
         return self.http.getresponse()
 
 
-def rollout_specs(inputs: Sequence[Any], config: Config, step: int, train: bool = True) -> list[dict[str, Any]]:
-    """Requests for one step's rollouts: `group_size` for each input, with ids derived from the seed."""
+def rollout_specs(
+    inputs: Sequence[Any], config: Config, prefix: str, size: int, first: int = 0, *, train: bool = True
+) -> list[dict[str, Any]]:
+    """Requests for rollouts: one group of `size` for each input, with ids derived from the seed.
+
+    Args:
+        inputs: one a group.
+        config: the harness and its timeout.
+        prefix: begins every id; no other request of the run may share it with the numbers of groups below.
+        size: rollouts of a group.
+        first: number of the first group.
+        train: whether calls are sampled as in training, or in `val` mode.
+    """
     task = config.task
     agent = {"agent_class": task.harness} if task.harness else {"command": list(task.command)}
     specs = []
-    for index, item in enumerate(inputs):
-        group = f"{'train' if train else 'val'}-{config.seed}-{step:05d}-{index:04d}"
-        for member in range(task.group_size if train else 1):
+    for index, item in enumerate(inputs, first):
+        group = f"{prefix}-{index:04d}"
+        for member in range(size):
             specs.append(
                 {
                     "rollout_id": f"{group}-{member:03d}",
                     "input": item,
                     "is_train": train,
                     "config": {"timeout_seconds": task.timeout, "local": agent | {"env_map": dict(task.env_map)}},
-                    "metadata": {"group_id": group, "step": step, "sample_idx_in_batch": member},
+                    "metadata": {"group_id": group, "sample_idx_in_batch": member},
                 }
             )
     return specs

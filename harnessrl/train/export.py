@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +11,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
+from harnessrl.config import Lora
 from harnessrl.errors import ConfigError
 from harnessrl.train import checkpoint
+from harnessrl.train.lora import add_adapters, copy_weights
 from harnessrl.train.manifest import damage
 from harnessrl.train.policy import Policy
 
@@ -37,6 +40,8 @@ def copy_description(source: Path, checkpoints: Path) -> None:
 def export(run: str | Path, out: str | Path, which: str = "") -> Path:
     """Write a run's policy as config, float32 safetensors and tokenizer; `AutoModelForCausalLM` loads the folder.
 
+    Adapters are merged into the weights: the folder needs neither them nor peft.
+
     Args:
         run: the run folder.
         out: a folder that does not exist yet; it appears once it is complete.
@@ -56,8 +61,14 @@ def export(run: str | Path, out: str | Path, which: str = "") -> Path:
     description = checkpoints / DESCRIPTION
     logging.disable_progress_bar()
     config = AutoConfig.from_pretrained(description)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    checkpoint.load_policy(path, Policy(model))
+    model, lora = AutoModelForCausalLM.from_config(config, dtype=torch.float32), _lora(Path(run))
+    trained = model
+    if lora.rank:
+        trained = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        add_adapters(trained, lora)
+    checkpoint.load_policy(path, Policy(trained))
+    if lora.rank:
+        copy_weights(trained, model)
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     model.save_pretrained(partial)
@@ -66,6 +77,13 @@ def export(run: str | Path, out: str | Path, which: str = "") -> Path:
             shutil.copy(file, partial)
     partial.rename(out)
     return path
+
+
+def _lora(run: Path) -> Lora:
+    """The adapters that a run trains, by its manifest."""
+    manifest = run / "manifest.json"
+    config = json.loads(manifest.read_text())["config"] if manifest.exists() else {}
+    return Lora(**config.get("policy", {}).get("lora", {}))
 
 
 def _choose(checkpoints: Path, which: str) -> Path:

@@ -15,22 +15,12 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from harnessrl.adapter import Packed, PackedTree, pack
+from harnessrl.adapter import Packed, PackedTree, pack, packer
 from harnessrl.errors import RunError
 from harnessrl.train.parallel import World
 
-COLUMNS = (
-    "token_ids",
-    "position_ids",
-    "loss_mask",
-    "logprobs",
-    "policy_version",
-    "weights",
-    "advantages",
-    "sample_index",
-    "call_index",
-)
-"""What documents and trees say of each token; a fault's .npz holds these."""
+COLUMNS = tuple(name for name in packer.COLUMNS if name != "labels")
+"""What documents and trees (which have no labels) say of each token; a fault's .npz holds these."""
 
 Finite = Callable[[Packed | PackedTree, Tensor | None], bool]
 """Whether a pack alone, with the logprobs its ratios are taken to, gives a finite loss and gradient norm."""

@@ -13,14 +13,24 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from harnessrl.attention import use_layouts
+from harnessrl.config import Lora
+from harnessrl.train.lora import ADAPTER, add_adapters, plain_name, start_adapters
 from harnessrl.train.parallel import World, recompute_blocks, shard
 from harnessrl.train.policy import Policy, load_model
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def load_policy(folder: Path, here: World, *, recompute: bool = False, bf16: bool = False) -> Policy:
-    """The policy in a transformers folder, in float32, sharded over all ranks; every rank calls it.
+def load_policy(
+    folder: Path,
+    here: World,
+    *,
+    recompute: bool = False,
+    dtype: torch.dtype = torch.float32,
+    lora: Lora | None = None,
+    seed: int = 0,
+) -> Policy:
+    """The policy in a transformers folder, its weights in float32, sharded over all ranks; every rank calls it.
 
     The model is made on the meta device, where parameters take no memory, and sharded there; each rank then reads its
     own rows of every tensor. Alone this is `Policy(load_model(folder))`. A folder whose safetensors do not bear the
@@ -30,21 +40,29 @@ def load_policy(folder: Path, here: World, *, recompute: bool = False, bf16: boo
         folder: config.json and weights, readable by every rank.
         here: this rank.
         recompute: keep only each block's input for the backward pass (`recompute_blocks`).
-        bf16: compute in bfloat16, reduce gradients in float32.
+        dtype: what it computes in (`shard`).
+        lora: adapters that are trained in place of the weights; None or of rank 0 are none.
+        seed: fixes the start of the adapters.
     Raises:
         ValueError: a tensor whose shape is not the model's.
+        ConfigError: adapters that cannot be (`add_adapters`).
     """
     model = _empty(folder) if here.size > 1 else None
     tensors = _tensors(folder)
     whole = model is None or {name for name, _ in model.named_parameters()} != tensors.keys()
     policy = Policy(load_model(folder, here.device) if whole else use_layouts(model).eval())
+    if lora is not None and lora.rank:
+        add_adapters(policy.model, lora)
     if recompute:
         recompute_blocks(policy.model)
-    shard(policy, policy.model, here, bf16=bf16)
+    shard(policy, policy.model, here, dtype=dtype)
     if not whole:
         _allocate(policy, here.device)
         for name, parameter in policy.model.named_parameters():
-            _read_rows(parameter, name, tensors[name], here)
+            if ADAPTER not in name:
+                _read_rows(parameter, plain_name(name), tensors[plain_name(name)], here)
+    if lora is not None and lora.rank:
+        start_adapters(policy.model, seed)
     return policy
 
 

@@ -13,37 +13,25 @@ Differences from the textbook GRPO loop:
 
 from __future__ import annotations
 
-import itertools
-import sys
 import time
-from collections import Counter, deque
-from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from harnessrl.adapter import Packed, PackedTree, explain_break
 from harnessrl.config import Config
 from harnessrl.display import Display
-from harnessrl.engine.torch_engine import TorchEngine
-from harnessrl.errors import ConfigError, RunError
-from harnessrl.metrics import RunFolder, read_jsonl
 from harnessrl.preflight import check, locked, resolve
-from harnessrl.trace import read_steps
 from harnessrl.train import checkpoint, faults
-from harnessrl.train.batch import Batch, Finished, batch_metrics, make_batch, make_updates
-from harnessrl.train.collect import EngineServer, Services, collect, rollout_specs
 from harnessrl.train.export import copy_description
 from harnessrl.train.loading import load_policy
-from harnessrl.train.parallel import World, copy_parameters, world
+from harnessrl.train.lora import add_adapters, copy_weights
+from harnessrl.train.parallel import World, world
+from harnessrl.train.penalty import penalised, reference_packs, rollout_kl
 from harnessrl.train.policy import load_model
-from harnessrl.train.replay import advantage_gap, check_vocabulary
+from harnessrl.train.roller import Rolled, Roller
 from harnessrl.train.update import Sums, Updater, warmup
 
 
@@ -59,7 +47,7 @@ def train(config: Config) -> dict[str, float]:
     torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     with ExitStack() as stack:
-        here = stack.enter_context(world())
+        here = stack.enter_context(world(dtype=getattr(torch, config.policy.precision)))
         if here.leads:
             stack.enter_context(locked(config.folder))
             check(config)
@@ -74,30 +62,35 @@ def train(config: Config) -> dict[str, float]:
             return {}
         trainer = Trainer(config, here, found, display)
         stack.enter_context(trainer.checkpoints)
-        roller = stack.enter_context(Roller(config, trainer, display)) if here.leads else None
+        roller = stack.enter_context(trainer.roller(display)) if here.leads else None
+        trainer.copy_to(roller.model if roller else None)  # a resumed policy is not the one in the folder
         return run_steps(config, trainer, roller, display)
 
 
 def run_steps(config: Config, trainer: Trainer, roller: Roller | None, display: Display) -> dict[str, float]:
     """The loop. Rank 0 has a roller; the others only train on the packs that it deals."""
     metrics: dict[str, float] = {}
+    if roller:
+        roller.validate(trainer.position.step)
     for step in range(trainer.position.step, config.steps):
         began = time.perf_counter()
-        rolled = roller.roll(step, trainer.here.size) if roller else None
+        rolled = trainer.penalise(roller.roll(step) if roller else None)
+        rolled = roller.plan(step, rolled, trainer.here.size) if roller and rolled else None
         collected = time.perf_counter()
-        sums = trainer.update(rolled.packs if rolled else None)
+        sums = trainer.update(rolled)
+        trainer.copy_to(roller.model if roller else None)
         if roller:
-            roller.serve(trainer)
-        else:
-            trainer.copy_to(None)
+            roller.serve(trainer.position.version)
         updated = time.perf_counter()
         if roller and rolled:
-            metrics = roller.metrics(rolled) | sums.metrics()
+            metrics = sums.metrics() | roller.metrics(rolled)
             metrics |= {"time/rollout": collected - began, "time/update": updated - collected}
+            metrics["update/computed_tokens"] = float(sums.totals["pack_tokens"])
             metrics["perf/train_tokens_per_second"] = sums.totals["pack_tokens"] / (updated - collected)
             roller.write(step, rolled, metrics, began)
+            roller.validate(step + 1)
         if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps:
-            trainer.save(checkpoint.score(roller.recent) if roller else None)
+            trainer.save(roller.score() if roller else None)
         if roller:
             display.step(metrics)
     return metrics
@@ -110,14 +103,28 @@ class Trainer:
         self.config, self.here = config, here
         folders = [policy_folder(config, display)] * here.size if here.leads else None  # made once, then shared
         self.folder = here.deal(folders)
-        self.policy = load_policy(self.folder, here, recompute=config.update.recompute)
-        reference = load_policy(self.folder, here).requires_grad_(False) if config.loss.kl_coef else None
+        self.dtype = getattr(torch, config.policy.precision)
+        self.policy = load_policy(
+            self.folder,
+            here,
+            recompute=config.update.recompute,
+            dtype=self.dtype,
+            lora=config.policy.lora,
+            seed=config.seed,
+        )
+        self.reference = None
+        if config.loss.kl_coef or config.loss.reference:
+            self.reference = load_policy(self.folder, here, dtype=self.dtype).requires_grad_(False)
         update = config.update
         self.optimizer = torch.optim.AdamW(
-            self.policy.parameters(), update.lr, tuple(update.betas), weight_decay=update.weight_decay
+            [p for p in self.policy.parameters() if p.requires_grad],
+            update.lr,
+            tuple(update.betas),
+            weight_decay=update.weight_decay,
         )
         scheduler = warmup(self.optimizer, update.warmup_steps)
-        self.updater = Updater(self.policy, self.optimizer, reference, config, here, scheduler)
+        in_loss = self.reference if config.loss.kl_in == "loss" else None
+        self.updater = Updater(self.policy, self.optimizer, in_loss, config, here, scheduler)
         parts = (self.policy, self.optimizer, scheduler, here)
         self.checkpoints = checkpoint.Checkpoints(config.folder / "checkpoints", *parts, config.checkpoint_keep)
         if here.leads:
@@ -127,159 +134,59 @@ class Trainer:
             self.position = checkpoint.load(found, *parts)
             display.note(f"resumed at step {self.position.step}")
 
-    def update(self, packs: list[list[list[Packed | PackedTree]]] | None) -> Sums:
-        """Train on a step's packs, [rank][update][pack] on rank 0, and move on by one step and version."""
+    def roller(self, display: Display) -> Roller:
+        """Rank 0's roller; its engine begins with the weights of the policy's folder."""
+        return Roller(self.config, self.folder, self.engine_model(), self.position, display)
+
+    def penalise(self, rolled: Rolled | None) -> Rolled | None:
+        """With the KL in the reward, take it from the rewards of rank 0's rollouts; all ranks compute it."""
+        if self.config.loss.kl_in == "loss" or self.reference is None:
+            return rolled
+        packs = self.here.deal(reference_packs(rolled.batch, self.config, self.here.size) if rolled else None)
+        kl = rollout_kl(self.reference, packs, self.config.policy.train_temperature, self.here)
+        if rolled is None:
+            return None
+        batch, metrics = penalised(rolled.batch, kl, self.config)
+        return replace(rolled, batch=batch, plan=metrics)
+
+    def update(self, rolled: Rolled | None) -> Sums:
+        """Train on a step's packs, which rank 0 deals, and move on by one step and version."""
         at = self.position
+        packs, used = self.here.deal([(packs, rolled.inputs) for packs in rolled.packs] if rolled else None)
         try:
-            sums = self.updater.step(self.here.deal(packs), at.version)
+            sums = self.updater.step(packs, at.version)
         except faults.Fault as fault:
             raise faults.record(fault, self.config.folder / "faults", at.step, at.version, self.here) from fault
-        inputs = at.inputs + self.config.task.groups
-        self.position = checkpoint.Position(step=at.step + 1, version=at.version + 1, inputs=inputs)
+        self.position = checkpoint.Position(step=at.step + 1, version=at.version + 1, inputs=at.inputs + used)
         return sums
 
+    @property
+    def shared(self) -> bool:
+        """Whether the engine runs the policy's own modules: alone, in float32, without adapters."""
+        return self.here.size == 1 and self.dtype == torch.float32 and not self.config.policy.lora.rank
+
+    def engine_model(self) -> PreTrainedModel:
+        """What the engine runs: the policy's modules where they are shared, else a copy of its own in `precision`."""
+        if self.shared:
+            return self.policy.model
+        model = load_model(self.folder, self.here.device, self.dtype)
+        if self.config.policy.lora.rank and not self.merges:
+            add_adapters(model, self.config.policy.lora)
+        return model
+
+    @property
+    def merges(self) -> bool:
+        """Whether adapters are added to the engine's weights; bfloat16 would round most of what they add away."""
+        return self.dtype == torch.float32
+
     def copy_to(self, target: PreTrainedModel | None) -> None:
-        """Bring the weights into the engine's own model; every rank takes part. Alone they are shared: nothing to do."""
-        if self.here.size > 1:
-            copy_parameters(self.policy.model, target)
+        """Bring the weights into the engine's own model; every rank takes part. Where they are shared, do nothing."""
+        if not self.shared:
+            copy_weights(self.policy.model, target, merge=self.merges)
 
     def save(self, score: checkpoint.Score | None) -> None:
         """Write a checkpoint, in the background."""
         self.checkpoints.save(self.position, score)
-
-
-@dataclass(frozen=True)
-class Rolled:
-    """A step's rollouts on rank 0."""
-
-    items: list[dict[str, Any]]
-    """Trace lines as the service returned them."""
-    batch: Batch
-    packs: list[list[list[Packed | PackedTree]]]
-    """[rank][update][pack]"""
-    plan: dict[str, float]
-    """Metrics of the plan: its balance, and what it left out."""
-
-
-class Roller:
-    """Rank 0's part: inputs, engine, service and the run's record. A context manager."""
-
-    def __init__(self, config: Config, trainer: Trainer, display: Display) -> None:
-        self.config, self.display, position = config, display, trainer.position
-        self.tokenizer = Tokenizer.from_file(str(trainer.folder / "tokenizer.json"))
-        shared = trainer.here.size == 1
-        self.model = trainer.policy.model if shared else load_model(trainer.folder, trainer.here.device)
-        self.engine = TorchEngine(self.model, max_batch=config.policy.max_batch, max_context=config.policy.max_context)
-        self.engine.version = position.version
-        self.recorded = read_steps(Path(config.replay)) if config.replay else iter(())
-        stream = resolve(config.task.inputs)(config.seed, "train")
-        self.inputs: Iterator[Any] = itertools.islice(stream, position.inputs, None)
-        self.start = position.step
-        self.folder = trainer.folder
-
-    def __enter__(self) -> Roller:
-        with ExitStack() as stack:
-            if not self.config.replay:
-                self.server = EngineServer(self.engine)
-                stack.callback(self.server.close)
-                self.display.status("starting the service and its workers")
-                self.services = Services(
-                    self.config, self.folder, self.server.address, self.engine.max_context, self.start, import_path()
-                )
-                stack.callback(self.services.close)
-            self.record = RunFolder(self.config.folder, self.start, asdict(self.config))
-            stack.callback(self.record.close)
-            self.recent = deque(read_jsonl(self.config.folder / "metrics.jsonl"), maxlen=checkpoint.WINDOW)
-            self.stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stack.close()
-
-    def roll(self, step: int, ranks: int) -> Rolled:
-        """Collect a step's rollouts and plan its updates; the engine sleeps afterwards."""
-        config = self.config
-        items = self._replayed(step) if config.replay else self._collected(step)
-        self.display.status("updating")
-        batch = make_batch([Finished.from_trace(item, config.task.failure_reward) for item in items], config)
-        updates, plan = make_updates(batch, config, seed=config.seed + step, world_size=ranks)
-        self.engine.drain() if config.replay else self.server.drain()
-        self.engine.sleep()
-        self.engine.wake(("weights",))
-        return Rolled(items, batch, [[update[rank] for update in updates] for rank in range(ranks)], plan)
-
-    def _collected(self, step: int) -> list[dict[str, Any]]:
-        inputs = list(itertools.islice(self.inputs, self.config.task.groups))
-        if len(inputs) < self.config.task.groups:
-            raise RunError(
-                f"task.inputs: {self.config.task.inputs} ended: step {step} needs {self.config.task.groups} inputs and got "
-                f"{len(inputs)}; a stream of inputs has no end"
-            )
-        specs = rollout_specs(inputs, self.config, step)
-        report = lambda done, wanted: self.display.status(f"rollouts {done}/{wanted}")  # noqa: E731
-        items = collect(self.services, self.server, specs, self.config.stall_seconds, report)
-        failures = Counter((item["failure"], item.get("error_message")) for item in items)
-        (reason, message), count = failures.most_common(1)[0]
-        if reason is not None and count == len(items):
-            self.display.note(f"step {step + 1}: all {count} rollouts failed: {reason}: {message or 'no message'}")
-        return items
-
-    def _replayed(self, step: int) -> list[dict[str, Any]]:
-        for recorded, items in self.recorded:
-            if recorded == step:
-                check_vocabulary(items, self.model.config.get_text_config().vocab_size, str(self.config.replay))
-                return [dict(item) for item in items]
-        raise ConfigError(f"replay: {self.config.replay} has no step {step}")
-
-    def serve(self, trainer: Trainer) -> None:
-        """Take the new weights and answer calls again."""
-        trainer.copy_to(self.model)
-        self.engine.load(trainer.position.version)
-        self.engine.wake(("kv_cache",))
-
-    def metrics(self, rolled: Rolled) -> dict[str, float]:
-        """What the rollouts were like."""
-        breaks = [item for merge in rolled.batch.merges for item in merge.breaks]
-        kinds = Counter(explain_break(item, self._decode).kind for item in breaks)
-        metrics = batch_metrics(rolled.batch, kinds)
-        metrics["rollout/drift_share"] = drift_share(rolled.batch, self.tokenizer)
-        if self.config.replay:
-            metrics["replay/advantage_gap"] = advantage_gap(rolled.batch, rolled.items)
-        return metrics | {"perf/padding_share": 0.0} | rolled.plan
-
-    def write(self, step: int, rolled: Rolled, metrics: dict[str, float], began: float) -> None:
-        """Append to rollouts.jsonl, metrics.jsonl and TensorBoard; `began` is when the step did."""
-        batch = rolled.batch
-        advantage = {f.rollout.rollout_id: a for f, a in zip(batch.finished, batch.advantages.tolist(), strict=True)}
-        lines = sorted(rolled.items, key=lambda item: (item["group_id"], item["rollout_id"]))
-        self.record.record({"step": step, "advantage": advantage[item["rollout_id"]]} | item for item in lines)
-        columns = {
-            "rollout/samples": np.array([len(merge.samples) for merge in batch.merges]),
-            "rollout/reward": batch.rewards[~np.isnan(batch.rewards)],
-            "sample/tokens": np.array([len(sample.token_ids) for sample in batch.samples]),
-        }
-        self.record.histograms(step, columns)
-        metrics["time/step"] = time.perf_counter() - began
-        self.record.log(step, metrics)
-        self.recent.append(metrics)
-
-    def _decode(self, ids: Any) -> str:
-        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
-
-
-def drift_share(batch: Batch, tokenizer: Tokenizer) -> float:
-    """Share of non-empty responses whose ids do not survive decode and re-encode; NaN if there are none."""
-    ids = [call.response_ids.tolist() for f in batch.finished for call in f.rollout.calls if len(call.response_ids)]
-    if not ids:
-        return float("nan")
-    texts = tokenizer.decode_batch(ids, skip_special_tokens=False)
-    again = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    return float(np.mean([encoding.ids != row for encoding, row in zip(again, ids, strict=True)]))
-
-
-def import_path() -> list[str]:
-    """Folders that make MODULE:FUNCTION names resolve in a worker as they do here."""
-    return [entry or str(Path.cwd()) for entry in sys.path if entry == "" or Path(entry).is_dir()]
 
 
 def policy_folder(config: Config, display: Display | None = None) -> Path:

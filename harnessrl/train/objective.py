@@ -12,6 +12,9 @@ from torch import Tensor
 
 Metrics = dict[str, Tensor]
 
+LARGEST = 80.0
+"""Log-ratio beyond which a ratio is as good as infinite; float32 overflows at 88.7."""
+
 
 def sequence_sum(values: Tensor, sequence: Tensor) -> Tensor:
     """The sum over each token's own sequence: out_t = sum of values_u over u with sequence_u = sequence_t.
@@ -53,6 +56,8 @@ def policy_loss(
         cispo:  loss = -sum_t weight_t * stop_gradient(c_t) * A_t * logprob_t
         dual_clip = d > 1: where A_t < 0 the min is bounded from below by d * A_t
 
+    Without a dual clip the loss of a negative advantage has no bound: a ratio that overflows there makes it infinite.
+
     Sources: PPO, arXiv:1707.06347, eq. 7; separate bounds, DAPO, arXiv:2503.14476, eq. 10; dual clip, arXiv:1912.09729,
     eq. 5; GSPO, arXiv:2507.18071, eq. 5-7; CISPO, MiniMax-M1, arXiv:2506.13585, eq. 4-5.
 
@@ -80,8 +85,9 @@ def policy_loss(
         if sequence is None:
             raise ValueError("kind gspo needs sequence")
         log_ratio = sequence_mean(log_ratio, sequence)
-    # A token of advantage 0 has no gradient whatever its ratio; an overflow to inf would turn that 0 into nan.
-    log_ratio = torch.where(advantages == 0, log_ratio.clamp(-20, 20), log_ratio)
+    # Where a clip binds or a factor is 0 there is no gradient whatever the ratio: an overflow would make that 0 a nan.
+    bounded = (advantages >= 0) | (weights == 0) | (dual_clip is not None)
+    log_ratio = torch.where(bounded, log_ratio.clamp(max=LARGEST), log_ratio)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     if kind == "cispo":

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,6 +22,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 T = TypeVar("T")
+
+PATIENCE = timedelta(days=1)
+"""How long a collective waits: ranks wait for rank 0 to collect rollouts. Where a rank dies, torchrun ends the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,18 +62,24 @@ class World:
 
 
 @contextmanager
-def world() -> Iterator[World]:
-    """Join the process group that torchrun describes in the environment, or be alone."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+def world(*, dtype: torch.dtype = torch.float32) -> Iterator[World]:
+    """Join the process group that torchrun describes in the environment, or be alone.
+
+    With CUDA, tensors on a device go through NCCL and objects through gloo; that path has not been run yet.
+
+    Args:
+        dtype: what policies will compute in; one process needs a group of its own for another than float32 (`shard`).
+    """
+    size, local = (int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")))
     cuda = torch.cuda.is_available()
-    if size == 1:
-        yield World(device="cuda" if cuda else "cpu")
-        return
-    local = int(os.environ["LOCAL_RANK"])
     device = f"cuda:{local}" if cuda else "cpu"
     if cuda:
         torch.cuda.set_device(local)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    if size == 1 and dtype == torch.float32:
+        yield World(device=device)
+        return
+    alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if size == 1 else {}
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=PATIENCE, **alone)
     try:
         yield World(rank=dist.get_rank(), size=size, device=device)
     finally:
@@ -88,19 +98,21 @@ def recompute_blocks(model: nn.Module) -> None:
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
-def shard(policy: nn.Module, model: nn.Module, here: World, *, bf16: bool = False) -> None:
-    """Shard the policy's parameters over all ranks, a unit a block and one for the rest; alone, do nothing.
+def shard(policy: nn.Module, model: nn.Module, here: World, *, dtype: torch.dtype = torch.float32) -> None:
+    """Shard the policy's float32 parameters over all ranks, a unit a block and one for the rest.
+
+    Alone in float32 there is nothing to do. In another type one process shards over itself, so that every number of
+    ranks has the same arithmetic: a unit computes with a copy of its weights in that type, each pack's gradient is made
+    in it, then cast to float32, summed over ranks and added to the packs before. Weights and optimizer stay in float32.
 
     Args:
         policy: the module whose forward is called.
         model: the transformers model inside it.
-        bf16: compute in bfloat16, reduce gradients in float32.
+        dtype: what forward and backward compute in.
     """
-    if here.size == 1:
+    if here.size == 1 and dtype == torch.float32:
         return
-    precision = (
-        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bf16 else MixedPrecisionPolicy()
-    )
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for block in blocks(model):
         fully_shard(block, mp_policy=precision)
     fully_shard(policy, mp_policy=precision)
@@ -109,13 +121,3 @@ def shard(policy: nn.Module, model: nn.Module, here: World, *, bf16: bool = Fals
 def whole(value: Tensor) -> Tensor:
     """A tensor in full on every rank; a collective where it is sharded."""
     return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-@torch.no_grad()
-def copy_parameters(source: nn.Module, target: nn.Module | None) -> None:
-    """Copy parameters and buffers, gathered one at a time; every rank calls it, only those with a target keep them."""
-    kept = dict(target.named_parameters()) | dict(target.named_buffers()) if target is not None else {}
-    for name, value in [*source.named_parameters(), *source.named_buffers()]:
-        full = whole(value)
-        if name in kept:
-            kept[name].copy_(full)

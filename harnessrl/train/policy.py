@@ -12,17 +12,17 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from harnessrl.adapter import Packed, PackedTree
-from harnessrl.attention import Documents, Layout, use_layouts
+from harnessrl.attention import Layout, documents, trees, use_layouts
 from harnessrl.train.head import head_logprobs
 
 HEAD_ELEMENTS = 2**26 if torch.cuda.is_available() else 2**20
 """Logits in a tile of the head: 4 MiB of float32, near a core's cache; on a GPU 256 MiB, work for whole kernels."""
 
 
-def load_model(folder: Path, device: str = "cpu") -> PreTrainedModel:
-    """A causal LM in float32 whose attention takes layouts; dropout off, since the engine samples without it."""
+def load_model(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A causal LM whose attention takes layouts; dropout off, since the engine samples without it."""
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)
     return use_layouts(model).eval()
 
 
@@ -120,7 +120,7 @@ def score(
 
 def _layout(packed: Packed | PackedTree, device: str) -> Layout:
     if len(packed.token_ids) == 0:
-        return Documents(np.array([0, 1]), device)
+        return documents(np.array([0, 1]), device)
     if isinstance(packed, PackedTree):
-        return Documents.trees(packed.parent, packed.subtree_end, device)
-    return Documents(packed.cu_seqlens, device)
+        return trees(packed.parent, packed.subtree_end, device)
+    return documents(packed.cu_seqlens, device)

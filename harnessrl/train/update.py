@@ -239,7 +239,8 @@ class Updater:
                 reference = self._score(self.reference, packed).logprobs
             kl = weighted_sum(kl_values(scored.logprobs, reference, settings.kl), weights)
             sums.add(kl=kl.detach())
-            loss = loss + settings.kl_coef * kl
+            if settings.kl_coef:
+                loss = loss + settings.kl_coef * kl
         return loss, float((weights * advantages).sum())
 
 

@@ -166,7 +166,8 @@ class Endpoint:
             return web.Response()
         if isinstance(answer, web.Response):
             return answer
-        return web.json_response({"choices": [{"message": {"role": "assistant", "content": answer}}]})
+        message = {"role": "assistant", "content": answer}
+        return web.json_response({"id": f"call-{len(self.bodies)}", "choices": [{"message": message}]})
 
     async def event(self, request: web.Request) -> web.Response:
         self.keys.add(request.headers["Authorization"])
@@ -218,6 +219,17 @@ def test_a_perfect_player_is_rewarded_over_http_and_connections_are_shared() -> 
     assert len(endpoint.bodies) > 280 and len(endpoint.connections) <= 40
     assert set(endpoint.agents) == {"main", "helper"}
     assert not harness._SESSIONS  # closed with its loop
+
+
+def test_failed_calls_are_given_their_reward_before_the_rollout_has_its_own() -> None:
+    replies = iter(["what", "get ddd"])  # malformed, then a key that no table has; right from there on
+    endpoint = Endpoint(lambda body: next(replies, None) or right(body))
+    asyncio.run(endpoint.serve(lambda url: run(environment(url, "r0") | {"LOOKUP_FAILED_CALL": "-0.5"})))
+    *calls, last = [event for _, event in endpoint.events]
+    assert calls == [
+        {"event_type": "call_reward", "data": {"call_id": name, "value": -0.5}} for name in ("call-1", "call-2")
+    ]
+    assert last == {"event_type": "reward", "data": {"value": 1.0}}
 
 
 def test_siblings_differ_in_their_own_choices_and_a_rollout_repeats() -> None:

@@ -1,6 +1,7 @@
 """A toy experiment for whole-path tests: a random policy, a two-turn chat, a reward that varies without any training."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -25,14 +26,19 @@ def policy(seed, cache, report=None):
         vocab_size=vocabulary, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True,
     )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
+    making = folder.with_name(f".{folder.name}.{os.getpid()}")  # runs of one seed may start together
+    LlamaForCausalLM(config).save_pretrained(making)
     for file in TOKENIZER.iterdir():
-        shutil.copy(file, folder)
+        shutil.copy(file, making)
+    try:
+        making.rename(folder)
+    except OSError:  # another run was first
+        shutil.rmtree(making)
     return folder
 
 
 def inputs(seed, split="train"):
-    index = 0
+    index = 500_000 if split == "val" else 0
     while True:
         yield {"number": seed * 1000 + index}
         index += 1
@@ -44,7 +50,10 @@ def few(seed, split="train"):
 
 
 async def run(env):
-    """Two turns; half of the rollouts tidy the first reply, which breaks their token prefix. Reward: even length."""
+    """Two turns; half of the rollouts tidy the first reply, which breaks their token prefix. Reward: even length.
+
+    Every fifth input has reward 1 whatever is said. Each call is given 0.5 if its own reply has an even length.
+    """
     headers = {"Authorization": f"Bearer {env['AGL_KEY']}"}
     number = json.loads(env["TOY"])["number"]
     messages = [{"role": "user", "content": "abc"}]
@@ -53,10 +62,16 @@ async def run(env):
             body = {"model": "any", "messages": messages}
             async with session.post(f"{env['AGL_OPENAI_BASE_URL']}/chat/completions", json=body) as response:
                 response.raise_for_status()
-                text = (await response.json())["choices"][0]["message"]["content"]
+                answer = await response.json()
+            text = answer["choices"][0]["message"]["content"]
+            given = {"call_id": answer["id"], "value": 0.5 * (len(text) % 2 == 0)}
+            async with session.post(
+                env["AGL_EVENT_URL"], json={"event_type": "call_reward", "data": given}
+            ) as response:
+                response.raise_for_status()
             tidy = text.strip().lower() if number % 2 else text
             messages += [{"role": "assistant", "content": tidy}, {"role": "user", "content": "de"}]
-        event = {"event_type": "reward", "data": {"value": float(len(text) % 2 == 0)}}
+        event = {"event_type": "reward", "data": {"value": float(number % 5 == 4 or len(text) % 2 == 0)}}
         async with session.post(env["AGL_EVENT_URL"], json=event) as response:
             response.raise_for_status()
 

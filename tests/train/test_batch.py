@@ -1,4 +1,4 @@
-"""Which rollouts a step trains: selected agents, zero-signal groups, bounded updates, overlong rollouts."""
+"""Which rollouts a step trains, and with what: agents, groups without signal, overlong rollouts, bounds, credit."""
 
 import dataclasses
 from collections import Counter
@@ -10,7 +10,8 @@ import pytest
 from harnessrl.adapter import Call, Rollout
 from harnessrl.config import Advantage, Config, Policy, Task, Update, from_mapping
 from harnessrl.errors import ConfigError
-from harnessrl.train.batch import Finished, batch_metrics, make_batch, make_updates
+from harnessrl.train.batch import Finished, make_batch, make_updates
+from harnessrl.train.summary import batch_metrics, histograms
 
 
 def config(task=None, agents=None, **update):
@@ -113,6 +114,97 @@ def test_where_no_group_has_signal_there_is_no_update():
     assert updates == [] and metrics["update/filtered_groups"] == 1 and metrics["perf/rank_balance"] == 1
 
 
+def test_replaced_groups_count_in_statistics_and_are_not_trained():
+    items = rollouts({"a": [1.0, 0.0], "b": [1.0, 1.0], "c": [0.0, 1.0]})
+    items = [dataclasses.replace(item, resampled=item.rollout.group_id == "b") for item in items]
+    batch = make_batch(items, config())
+    updates, metrics = make_updates(batch, config(), seed=0)
+    assert trained(updates) == [["a-0", "a-1", "c-0", "c-1"]] and metrics["update/filtered_groups"] == 0
+    (packed,) = updates[0][0]
+    assert packed.weights[packed.loss_mask].tolist() == pytest.approx([1 / 12] * 12)  # of 4 rollouts, 3 tokens each
+    told = batch_metrics(batch, Counter())
+    assert (told["rollout/resampled"], told["rollout/resampled_groups"], told["rollout/count"]) == (2, 1, 6)
+    assert told["reward/mean"] == pytest.approx(4 / 6)
+    whole = dataclasses.replace(config(), advantage=Advantage(estimator="reinforce_pp", eps=0.0))
+    # over all six, before anything is left out: mean 2/3, deviation sqrt(2/9)
+    expected = [2**-0.5, -(2**0.5), 2**-0.5, 2**-0.5, -(2**0.5), 2**-0.5]
+    assert make_batch(items, whole).advantages.tolist() == pytest.approx(expected)
+
+
+def credited(credit, **settings):
+    """One group of two. Samples, by the length of their first prompt: z of a-0, x and y of a-0, x of a-1; y of a-1 is empty."""
+    calls = [call("x", [1, 2], [5, 6]), call("y", [1, 2, 5, 6, 3], [7]), call("z", [9], [4, 4, 4])]
+    items = [
+        dataclasses.replace(finished("a-0", 1.0, *calls), call_rewards={"x": 0.6, "z": -0.3}),
+        dataclasses.replace(
+            finished("a-1", 0.0, call("x", [1, 2], [5]), call("y", [1], [])), call_rewards={"x": 4.0, "y": 1.0}
+        ),
+    ]
+    chosen = dataclasses.replace(config(), advantage=Advantage(estimator="dr_grpo", credit=credit, **settings))
+    batch = make_batch(items, chosen)
+    updates, _ = make_updates(batch, chosen, seed=0)
+    return batch, updates[0][0][0]
+
+
+def test_identical_credit_gives_every_token_its_rollouts_advantage():
+    batch, packed = credited("identical")
+    assert set(packed.advantages[packed.loss_mask].tolist()) == {0.5, -0.5}
+    assert batch.unused_call_rewards == 4
+
+
+def test_mean_preserving_credit_moves_it_between_calls_and_keeps_rollouts_equally_weighted():
+    batch, packed = credited("mean_preserving")
+    # a-0: A = .5, six tokens with the mean reward (2 * .6 + 1 * 0 - 3 * .3) / 6 = .05; a-1 has one trained call
+    by_sample = [value[sample.loss_mask].tolist() for value, sample in zip(batch.credit, batch.samples, strict=True)]
+    assert by_sample == [pytest.approx([0.15] * 3), pytest.approx([1.05, 1.05, 0.45]), pytest.approx([-0.5])]
+    assert float((packed.weights * packed.advantages).sum()) == pytest.approx(0, abs=1e-15)
+    for name, advantage in (("a-0", 0.5), ("a-1", -0.5)):
+        own = [index for index, sample in enumerate(batch.samples) if sample.rollout_id == name]
+        mine = packed.loss_mask & np.isin(packed.sample_index, own)
+        assert packed.weights[mine].sum() == pytest.approx(0.5)
+        assert packed.advantages[mine].mean() == pytest.approx(advantage)
+    assert batch.unused_call_rewards == 1  # y of a-1, whose response is empty
+
+
+def test_discounted_credit_reaches_earlier_calls():
+    batch, packed = credited("discounted", discount=0.5)
+    # z: .5 - .3 = .2; y: 0 + .5 * .2 = .1; x: .6 + .5 * .1 = .65; and x of a-1: -.5 + 4
+    by_sample = [value[sample.loss_mask].tolist() for value, sample in zip(batch.credit, batch.samples, strict=True)]
+    assert by_sample == [pytest.approx([0.2] * 3), pytest.approx([0.65, 0.65, 0.1]), pytest.approx([3.5])]
+    assert packed.advantages[packed.loss_mask].sum() == pytest.approx(2 * 0.65 + 0.1 + 3 * 0.2 + 3.5)
+
+
+def test_credit_is_the_same_in_trees():
+    chosen = dataclasses.replace(config(tree=True), advantage=Advantage(estimator="dr_grpo", credit="mean_preserving"))
+    batch, flat = credited("mean_preserving")
+    ((tree,),) = make_updates(batch, chosen, seed=0)[0][0]
+    for column in ("advantages", "weights"):
+        assert sorted(getattr(tree, column)[tree.loss_mask]) == pytest.approx(
+            sorted(getattr(flat, column)[flat.loss_mask])
+        )
+
+
+def test_histograms_hold_the_columns_of_a_step():
+    batch, _ = credited("identical")
+    columns = {name: sorted(values.tolist()) for name, values in histograms(batch).items()}
+    assert columns == {
+        "rollout/reward": [0, 1],
+        "rollout/advantage": [-0.5, 0.5],
+        "rollout/samples": [1, 2],
+        "rollout/tokens": [1, 6],
+        "rollout/calls": [2, 3],
+        "sample/tokens": [3, 4, 6],
+        "call/response_tokens": [0, 1, 1, 2, 3],
+        "call/logprob": [-1.0] * 7,
+    }
+
+
+def test_padding_is_what_empty_packs_compute():
+    batch = make_batch(rollouts({"a": [1.0, 0.0]}), config())
+    for ranks, share in ((1, 0.0), (2, 0.0), (3, 1 / 11)):  # two samples of five tokens; the third rank has none
+        assert make_updates(batch, config(), seed=0, world_size=ranks)[1]["perf/padding_share"] == pytest.approx(share)
+
+
 @pytest.mark.parametrize(("limit", "made"), [(None, 3), (2, 2), (1, 1), (5, 3)])
 def test_updates_of_a_step_are_bounded_and_counted(limit, made):
     settings = config(rollouts_per_update=2, max_updates=limit)
@@ -154,6 +246,11 @@ def test_length_counts_every_sampled_token_of_a_rollout():
     assert make_batch([item], config()).overlong.tolist() == [False]
 
 
+def test_one_rollout_a_group_cannot_be_resampled():
+    with pytest.raises(ConfigError, match=r"task.resample_zero_signal: needs task.group_size of 2"):
+        from_mapping(GOOD, ["task.resample_zero_signal=true", "task.group_size=1"], Path("some.yaml"))
+
+
 GOOD = {"task": {"inputs": "a:b", "harness": "a:c"}, "policy": {"source": "x"}}
 
 
@@ -181,9 +278,52 @@ def test_the_choices_are_configuration():
         ("task.overlong=drop", ["task.overlong", "mask", "penalise"]),
         ("task.overlong_penalty=-0.5", ["task.overlong_penalty", "negative"]),
         ("checkpoint_keep=0", ["checkpoint_keep", "larger than 0"]),
+        ("task.max_resample=0", ["task.max_resample", "larger than 0"]),
+        ("validation.every=-1", ["validation.every", "negative"]),
+        ("validation.inputs=0", ["validation.inputs", "larger than 0"]),
+        ("validation.rollouts=0", ["validation.rollouts", "larger than 0"]),
+        ("advantage.credit=equal", ["advantage.credit", "identical", "discounted", "mean_preserving"]),
+        ("advantage.discount=1.5", ["advantage.discount", "0..1"]),
     ],
 )
 def test_impossible_choices_are_refused(override, words):
     with pytest.raises(ConfigError) as error:
         from_mapping(GOOD, [override], Path("some.yaml"))
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def mixed_lengths():
+    """Four groups of two; each rollout has two samples, since its second call starts anew."""
+    return [
+        finished(f"{group}-{member}", float(member), call("one", [1, 2], [5, 6]), call("two", [3], [7]))
+        for group in "abcd"
+        for member in range(2)
+    ]
+
+
+def test_whole_rollouts_stay_in_one_update_and_split_ones_do_not():
+    items = mixed_lengths()
+    plan = {"rollouts_per_update": 4, "max_tokens": 100}
+    whole, _ = make_updates(make_batch(items, config(**plan)), config(**plan), seed=0)
+    assert len(whole) == 2 and not set(trained(whole)[0]) & set(trained(whole)[1])
+    split, _ = make_updates(make_batch(items, config(**plan)), config(split_rollouts=True, **plan), seed=0)
+    assert len(split) == 2
+    assert set(trained(split)[0]) & set(trained(split)[1])
+    pieces = sorted((n, s) for u in split for p in u[0] for n, s in zip(p.rollout_ids, p.order.tolist(), strict=True))
+    assert len({sample for _, sample in pieces}) == len(pieces) == 16  # every sample once
+
+
+class Letters:
+    """Two tokenizations of one text: 1 is "a", 2 is "b", 3 is "ab"."""
+
+    def decode(self, token_ids):
+        return "".join({1: "a", 2: "b", 3: "ab"}.get(token, "?") for token in token_ids)
+
+
+def test_substitute_overwrites_history_and_is_marked_unfaithful():
+    item = finished("a-0", 1.0, call("one", [9], [1, 2]), call("two", [9, 3, 8], [7]))
+    exact = make_batch([item], config())
+    assert [s.token_ids.tolist() for s in exact.samples] == [[9, 1, 2], [9, 3, 8, 7]]
+    batch = make_batch([item], config(strategy="substitute"), Letters())
+    assert [s.token_ids.tolist() for s in batch.samples] == [[9, 1, 2, 8, 7]]
+    assert not batch.samples[0].faithful and exact.samples[0].faithful

@@ -195,12 +195,12 @@ def test_validation_is_preferred_to_training_whatever_their_values(tmp_path):
 
 def test_scores_are_literal():
     lines = [{"reward/mean": 0.25}, {"reward/mean": None}, {"reward/mean": float("nan")}, {"reward/mean": 0.75}]
-    assert checkpoint.score(lines) == Score(metric="reward/mean", value=0.5)
-    assert checkpoint.score([*lines, {"reward/mean": 0.0, "val/reward_mean": 0.7}]) == Score(
-        metric="val/reward_mean", value=0.7
-    )
-    assert checkpoint.score([{"val/reward_mean": 0.7}, {"reward/mean": 1.0}]) == Score(metric="reward/mean", value=1.0)
-    assert checkpoint.score([]) is None and checkpoint.score([{"reward/mean": None}]) is None
+    assert checkpoint.score(lines, {}) == Score(metric="reward/mean", value=0.5)
+    assert checkpoint.score(lines, {"val/reward_mean": 0.7}) == Score(metric="val/reward_mean", value=0.7)
+    earlier = [{"val/reward_mean": 0.7, "reward/mean": 1.0}]  # of other weights than those to be saved
+    assert checkpoint.score(earlier, {}) == Score(metric="reward/mean", value=1.0)
+    assert checkpoint.score([], {}) is None and checkpoint.score([{"reward/mean": None}], {}) is None
+    assert checkpoint.score(lines, {"val/reward_mean": float("nan")}) is None
 
 
 def test_what_does_not_fit_is_said_by_path(tmp_path):

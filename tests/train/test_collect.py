@@ -7,7 +7,7 @@ import zmq
 from harnessrl.engine.torch_engine import TorchEngine
 from harnessrl.errors import RunError
 from harnessrl.service import wire
-from harnessrl.train.collect import EngineServer
+from harnessrl.train.engine_server import EngineServer
 
 
 @pytest.fixture

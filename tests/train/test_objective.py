@@ -26,15 +26,6 @@ def columns(seed, n=40):
     return new, old, torch.tensor(rng.normal(size=n)), torch.tensor(rng.dirichlet(np.ones(n)))
 
 
-def slow_policy_loss(new, old, advantages, weights, clip_low, clip_high):
-    total = 0.0
-    for n, o, a, w in zip(new, old, advantages, weights, strict=True):
-        ratio = math.exp(n - o)
-        clipped = min(max(ratio, 1 - clip_low), 1 + clip_high)
-        total -= w * min(ratio * a, clipped * a)
-    return total
-
-
 def test_literals():
     # ratios 1.5, 1.5, 0.5, 0.5 with advantages +1, -1, +1, -1: min picks 1.3, -1.5, 0.5, -0.8; sum -0.5, weights 1/4
     new = torch.log(torch.tensor([1.5, 1.5, 0.5, 0.5]))
@@ -43,14 +34,6 @@ def test_literals():
     assert metrics["ratio_sum"] == pytest.approx(4.0, abs=1e-6)
     assert metrics["clipped"] == 2
     assert metrics["weight_advantage_sum"] == 0
-
-
-def test_equals_the_slow_reference():
-    for seed in range(5):
-        new, old, advantages, weights = columns(seed)
-        loss, _ = policy_loss(new, old, advantages, weights, **CLIP)
-        expected = slow_policy_loss(new.tolist(), old.tolist(), advantages.tolist(), weights.tolist(), **CLIP)
-        assert loss.item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_on_policy_gradient_is_weight_times_advantage():
@@ -68,8 +51,13 @@ def test_any_split_adds_up():
     whole, _ = policy_loss(zeros, zeros, minus, weights, **CLIP)
     assert whole.item() == pytest.approx(1.75)
     for cuts in ([1], [2], [1, 2, 3], []):
-        parts = zip(zeros.tensor_split(cuts), minus.tensor_split(cuts), weights.tensor_split(cuts), strict=True)
-        assert sum(policy_loss(z, z, a, w, **CLIP)[0] for z, a, w in parts).item() == pytest.approx(1.75)
+        for order in ([0, 1, 2, 3], [2, 0, 3, 1]):
+            new = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+            columns = (x[order].tensor_split(cuts) for x in (new, minus, weights))
+            loss = sum(policy_loss(z, z.detach(), a, w, **CLIP)[0] for z, a, w in zip(*columns, strict=True))
+            loss.backward()
+            assert loss.item() == pytest.approx(1.75)
+            assert new.grad.tolist() == pytest.approx([1.0, 0.25, 0.25, 0.25])
 
 
 def test_no_tokens_give_zero_and_a_finite_gradient():
@@ -79,14 +67,109 @@ def test_no_tokens_give_zero_and_a_finite_gradient():
     assert loss.item() == 0 and new.grad.shape == (0,)
 
 
-def test_a_huge_log_ratio_without_advantage_gives_zero():
+@pytest.mark.parametrize("kind", ["clip", "gspo", "cispo"])
+@pytest.mark.parametrize(
+    ("advantage", "weight", "dual_clip", "expected"),
+    [
+        (0.0, 0.5, None, 0.0),
+        (-1.0, 0.0, None, 0.0),  # masked
+        (1.0, 0.5, None, -0.65),  # clipped at 1.3
+        (-1.0, 0.5, 3.0, 1.5),  # dual clip
+    ],
+)
+def test_an_overflowing_ratio_that_cannot_count_leaves_a_finite_gradient(kind, advantage, weight, dual_clip, expected):
     new = torch.tensor([0.0, -1.0], requires_grad=True)
-    loss, _ = policy_loss(
-        new, torch.tensor([-1000.0, -1.0]), torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.5]), **CLIP
-    )
+    advantages, weights = torch.tensor([advantage, 1.0]), torch.tensor([weight, 0.5])
+    options = CLIP | {"kind": kind, "dual_clip": dual_clip, "sequence": torch.arange(2)}
+    loss, _ = policy_loss(new, torch.tensor([-1000.0, -1.0]), advantages, weights, **options)
     loss.backward()
-    assert loss.item() == pytest.approx(-0.5)
-    assert new.grad.tolist() == pytest.approx([0.0, -0.5])
+    if kind == "cispo":  # its token loss is -w * stop(1.3) * A * logprob, and the first logprob is 0
+        assert loss.item() == pytest.approx(0.5) and new.grad.tolist() == pytest.approx(
+            [-weight * 1.3 * advantage, -0.5]
+        )
+    else:
+        assert loss.item() == pytest.approx(expected - 0.5) and new.grad.tolist() == pytest.approx([0.0, -0.5])
+
+
+def test_all_tokens_masked_give_zero_and_a_finite_gradient():
+    """Engine and trainer differ by 1000 nats on every token: all weights are 0, also where the ratio is to the engine."""
+    new = torch.tensor([0.0, -1000.0], requires_grad=True)
+    engine, advantages = torch.tensor([-1000.0, 0.0]), torch.tensor([-1.0, -1.0])
+    correction, metrics = importance_weights(new.detach(), engine, level="token", mask_below=0.5, mask_above=2.0)
+    loss, _ = policy_loss(new, engine, advantages, torch.ones(2) * correction, **CLIP)
+    loss.backward()
+    assert metrics["masked"] == 2 and loss.item() == 0 and new.grad.tolist() == [0, 0]
+
+
+def slow_token(new, ratio, advantage, kind, dual_clip):
+    """One token's loss without its weight, and the loss's slope in logprob and in ratio (times ratio), in plain floats."""
+    clipped = min(max(ratio, 0.8), 1.3)
+    if kind == "cispo":
+        return -clipped * advantage * new, -clipped * advantage, 0.0
+    value, slope = -min(ratio * advantage, clipped * advantage), -ratio * advantage
+    if clipped * advantage < ratio * advantage:
+        slope = 0.0
+    if dual_clip is not None and advantage < 0 and value > -dual_clip * advantage:
+        value, slope = -dual_clip * advantage, 0.0
+    return value, 0.0, slope
+
+
+@pytest.mark.parametrize("kind", ["clip", "gspo", "cispo"])
+@pytest.mark.parametrize("dual_clip", [None, 1.5])
+@pytest.mark.parametrize("seed", range(3))
+def test_loss_and_gradient_equal_a_slow_reference_in_float64(kind, dual_clip, seed):
+    new, old, advantages, weights = columns(seed)
+    sequence = torch.tensor(np.random.default_rng(seed).integers(0, 9, len(new)))
+    loss, _ = policy_loss(new, old, advantages, weights, **CLIP, kind=kind, dual_clip=dual_clip, sequence=sequence)
+    loss.backward()
+    expected, slopes = 0.0, [0.0] * len(new)
+    values, gaps = new.tolist(), (new.detach() - old).tolist()
+    for t, (a, w) in enumerate(zip(advantages.tolist(), weights.tolist(), strict=True)):
+        mates = [u for u in range(len(new)) if kind == "gspo" and sequence[u] == sequence[t]] or [t]
+        ratio = math.exp(sum(gaps[u] for u in mates) / len(mates))
+        value, own, shared = slow_token(values[t], ratio, a, kind, dual_clip)
+        expected += w * value
+        slopes[t] += w * own
+        for u in mates:
+            slopes[u] += w * shared / len(mates)
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
+    assert new.grad.tolist() == pytest.approx(slopes, rel=1e-10, abs=1e-15)
+
+
+@pytest.mark.parametrize("level", ["none", "token", "sequence"])
+def test_importance_weights_equal_a_slow_reference_in_float64(level):
+    old, engine, _, _ = columns(4)
+    sequence = torch.arange(len(old)) // 3
+    masks = {"threshold": 1.5, "mask_below": 0.3, "mask_above": 4.0}
+    found, metrics = importance_weights(old, engine, level=level, sequence=sequence, **masks)
+    gaps, expected, masked, truncated = (old - engine).tolist(), [], 0, 0
+    for t in range(len(gaps)):
+        mates = [u for u in range(len(gaps)) if level == "sequence" and sequence[u] == sequence[t]] or [t]
+        rho = math.exp(sum(gaps[u] for u in mates))
+        inside = 0.3 <= rho <= 4.0
+        masked, truncated = masked + (not inside), truncated + (inside and rho > 1.5 and level != "none")
+        expected.append(float(inside) if level == "none" else inside * min(rho, 1.5))
+    assert found.tolist() == pytest.approx(expected, rel=1e-12)
+    assert not found.requires_grad and (metrics["masked"], metrics["truncated"]) == (masked, truncated) and masked > 3
+    assert metrics["importance_sum"].item() == pytest.approx(sum(expected))
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_and_its_gradient_equal_a_slow_reference_in_float64(estimator):
+    new, reference, _, weights = columns(6)
+    weighted_sum(kl_values(new, reference, estimator), weights).backward()
+    for n, r, w, slope, value in zip(
+        new.tolist(),
+        reference.tolist(),
+        weights.tolist(),
+        new.grad.tolist(),
+        kl_values(new, reference, estimator).tolist(),
+        strict=True,
+    ):
+        d = n - r
+        wanted = {"k1": (d, 1.0), "k2": (d * d / 2, d), "k3": (math.exp(-d) - 1 + d, 1 - math.exp(-d))}[estimator]
+        assert value == pytest.approx(wanted[0], rel=1e-12, abs=1e-15)
+        assert slope == pytest.approx(w * wanted[1], rel=1e-12, abs=1e-15)
 
 
 def test_kl_literals():
@@ -129,21 +212,6 @@ def test_gspo_of_single_token_sequences_is_clip():
     a, _ = policy_loss(new, old, advantages, weights, **CLIP, kind="gspo", sequence=alone)
     b, _ = policy_loss(new, old, advantages, weights, **CLIP)
     assert a.item() == pytest.approx(b.item(), rel=1e-12)
-
-
-def test_gspo_equals_the_slow_reference():
-    new, old, advantages, weights = columns(2)
-    sequence = torch.arange(len(new)) // 5
-    expected = 0.0
-    for s in sequence.unique():
-        tokens = sequence == s
-        ratio = math.exp((new.detach()[tokens] - old[tokens]).mean())
-        clipped = min(max(ratio, 0.8), 1.3)
-        expected -= sum(
-            w * min(ratio * a, clipped * a) for w, a in zip(weights[tokens], advantages[tokens], strict=True)
-        )
-    loss, _ = policy_loss(new, old, advantages, weights, **CLIP, kind="gspo", sequence=sequence)
-    assert loss.item() == pytest.approx(float(expected), rel=1e-12)
 
 
 def test_cispo_keeps_the_gradient_of_clipped_tokens():

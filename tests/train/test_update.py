@@ -12,9 +12,10 @@ from harnessrl.attention import use_layouts
 from harnessrl.config import Advantage, Config, Loss, Policy, Task
 from harnessrl.config import Update as UpdateConfig
 from harnessrl.train import policy
-from harnessrl.train.batch import Finished, batch_metrics, make_batch, make_updates
+from harnessrl.train.batch import Finished, make_batch, make_updates
 from harnessrl.train.parallel import recompute_blocks
 from harnessrl.train.policy import Policy as Scorer
+from harnessrl.train.summary import batch_metrics
 from harnessrl.train.update import Updater
 from tests.conftest import make_tiny_model
 
@@ -233,6 +234,18 @@ def test_own_failures_earn_the_failure_reward_and_lost_ones_nothing():
     }  # fmt: skip
 
 
+def test_the_entropy_bonus_adds_its_gradient():
+    """Gradient descent by 1e-2: with the bonus the weights move by 1e-2 * 0.1 * d/dw sum_t weight_t * entropy_t more."""
+    settings = dataclasses.replace(config(), loss=Loss(entropy_coef=0.1))
+    (_, plain, [[packed]]), (sums, bonus, _) = run(config()), run(settings)
+    model = Scorer(use_layouts(make_tiny_model(seed=0)))
+    scored = policy.score(model, packed, TEMPERATURE, entropy_gradient=True)
+    (torch.from_numpy(packed.weights[packed.scored]) * scored.entropy).sum().backward()
+    expected = 1e-2 * 0.1 * torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert ((bonus - plain) - expected).norm() < 1e-3 * expected.norm()
+    assert sums.metrics()["policy/entropy"] == pytest.approx(scored.entropy.mean().item(), rel=1e-5)
+
+
 def test_kl_to_a_reference_starts_at_zero_and_pulls_back():
     settings = dataclasses.replace(config(), loss=Loss(kl_coef=0.5))
     model, reference = Scorer(use_layouts(make_tiny_model(seed=0))), Scorer(use_layouts(make_tiny_model(seed=0)))
@@ -241,3 +254,11 @@ def test_kl_to_a_reference_starts_at_zero_and_pulls_back():
     updater = Updater(model, torch.optim.SGD(model.parameters(), 1e-2), reference, settings)
     assert updater.step(packs, 0).metrics()["loss/kl"] == pytest.approx(0, abs=1e-6)
     assert updater.step(packs, 0).metrics()["loss/kl"] > 1e-5
+
+
+def test_a_reference_without_a_coefficient_is_measured_and_changes_nothing():
+    _, plain, packs = run(config())
+    model, reference = Scorer(use_layouts(make_tiny_model(seed=0))), Scorer(use_layouts(make_tiny_model(seed=1)))
+    sums = Updater(model, torch.optim.SGD(model.parameters(), 1e-2), reference, config()).step(packs, version=0)
+    assert torch.equal(torch.cat([p.detach().flatten() for p in model.parameters()]), plain)
+    assert sums.metrics()["loss/kl"] > 1e-3  # k3 of another random model
