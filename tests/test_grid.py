@@ -1,0 +1,71 @@
+"""Ablation files: those of the repository are whole, and what is wrong in one is named."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from harnessrl.errors import ConfigError
+from harnessrl.grid import read_grid
+from harnessrl.preflight import flatten
+from harnessrl.results import FREE, digest
+
+FILES = sorted((Path(__file__).parent.parent / "ablations").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_ablation_is_readable_and_its_settings_differ(file):
+    grid = read_grid(file, ["seeds=2"])
+    settings = {cell.setting: cell.config for cell in grid.cells}
+    assert grid.reference in settings and len(settings) > 1
+    assert len({digest(config) for config in settings.values()}) == len(settings)
+    assert [cell.seed for cell in grid.cells] == [0] * len(settings) + [1] * len(settings)
+    assert file.read_text().startswith("# ")  # the claim it tests
+
+
+def test_settings_hold_only_the_differences_that_they_name():
+    grid = read_grid(FILES[0].parent / "normalization.yaml", ["seeds=1"])
+    flat = {cell.setting: flatten(asdict(cell.config)) for cell in grid.cells}
+    keys = {key for one in flat.values() for key in one if one[key] != flat["rollout+rollout-mean"][key]}
+    assert {key for key in keys if not key.startswith(FREE)} == {"advantage.unit", "loss.normalizer"}
+
+
+def write(tmp_path, **changes):
+    (tmp_path / "base.yaml").write_text(
+        json.dumps({"task": {"inputs": "a:b", "harness": "a:c"}, "policy": {"source": "x"}})
+    )
+    data = {"base": "base.yaml", "settings": {"one": {"update.lr": 0.1}, "two": {}}} | changes
+    path = tmp_path / "grid.yaml"
+    path.write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
+    return path
+
+
+def test_command_line_words_reach_the_grid_or_every_run(tmp_path):
+    grid = read_grid(write(tmp_path), ["seeds=3", "jobs=1", "only=two", "results=rows", "steps=7", f"runs={tmp_path}"])
+    assert [(cell.setting, cell.seed, cell.config.steps) for cell in grid.cells] == [("two", n, 7) for n in range(3)]
+    assert (grid.jobs, grid.results, grid.reference) == (1, Path("rows"), "two")
+    assert grid.folder == tmp_path / "ablations" / "grid"
+    assert read_grid(write(tmp_path), []).results == Path("runs/ablations/grid")  # beside the runs where none is named
+
+
+@pytest.mark.parametrize(
+    ("changes", "overrides", "words"),
+    [
+        ({"settings": {}}, [], ["settings"]),
+        ({"base": None}, [], ["base"]),
+        ({"setings": {}}, [], ["setings", "allowed: base"]),
+        ({"settings": {"one": 3}}, [], ["settings.one", "mapping"]),
+        ({"settings": {"one": {"update.rl": 1}}}, [], ["update.rl", "allowed: strategy"]),
+        ({"reference": "three"}, [], ["reference", "three", "one, two"]),
+        ({"results": 3}, [], ["results"]),
+        ({}, ["only=three"], ["only", "three", "one, two"]),
+        ({}, ["seeds=0"], ["seeds", "0"]),
+        ({}, ["seeds=1.5"], ["seeds", "1.5"]),
+        ({}, ["jobs=-1"], ["jobs"]),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, changes, overrides, words):
+    with pytest.raises(ConfigError) as error:
+        read_grid(write(tmp_path, **changes), overrides)
+    assert all(word in str(error.value) for word in words), str(error.value)
