@@ -9,7 +9,7 @@ FIGURES = (
     "fig4_baseline",
     "fig5_normalizers",
     "fig7_lookup",
-    "fig8_second",
+    "fig8_babyai",
     "fig9_ablation",
     "fig10_samples",
     "outcomes",

@@ -12,7 +12,7 @@ from harnessrl.report import SMOOTH, smooth
 from harnessrl.results import Results
 from harnessrl.statistics import ENOUGH_SEEDS, interquartile_mean, interval
 
-TASKS = {"lookup": "normalization", "second": "normalization_second"}
+TASKS = {"lookup": "normalization", "babyai": "normalization_babyai"}
 """Our experiments, and the ablation (ablations/NAME.yaml, ablations/results/NAME) that compares normalisers on each."""
 REFERENCE = "rollout+rollout-mean"
 """The setting that others are compared with, and the one whose curve stands for an experiment."""

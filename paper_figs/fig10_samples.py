@@ -11,7 +11,7 @@ from paper_figs import curves
 from paper_figs.style import BASE, GREY, add_note, draw_band, label_panels
 
 DATA = curves.tables("lookup")
-ALSO = curves.tables("second")
+ALSO = curves.tables("babyai")
 MAKE = curves.make("lookup")
 REPORTED = {
     "source": "arXiv:2608.17528, figure 10",

@@ -11,7 +11,7 @@ from paper_figs import curves
 from paper_figs.style import GREY, add_note, draw_band, draw_reported, label_panels
 
 DATA = curves.tables("lookup")
-ALSO = curves.tables("second")
+ALSO = curves.tables("babyai")
 MAKE = curves.make("lookup")
 REPORTED = {
     "source": "arXiv:2608.17528, figure 9",

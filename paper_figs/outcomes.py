@@ -24,7 +24,7 @@ from paper_figs import curves
 from paper_figs.style import add_note, label_panels, line_style
 
 DATA = curves.tables("lookup")[:1]
-ALSO = curves.tables("second")[:1]
+ALSO = curves.tables("babyai")[:1]
 MAKE = curves.make("lookup")
 rebuild = curves.rebuild
 

@@ -109,7 +109,7 @@ def test_figure_5_draws_the_worked_example():
 
 
 @pytest.mark.parametrize(
-    ("name", "task", "reported"), [("fig7_lookup", "lookup", [25.1, 41.7]), ("fig8_second", "second", [51.9, 70.2])]
+    ("name", "task", "reported"), [("fig7_lookup", "lookup", [25.1, 41.7]), ("fig8_babyai", "babyai", [51.9, 70.2])]
 )
 def test_figures_7_and_8_draw_training_validation_and_what_is_reported(tmp_path, name, task, reported):
     table(tmp_path, task, FIVE)
@@ -154,7 +154,7 @@ def test_figure_9_draws_each_setting_and_marks_the_reported_values(tmp_path):
 
 def test_figure_10_draws_structure_by_setting_and_task(tmp_path):
     table(tmp_path, "lookup", FIVE)
-    table(tmp_path, "second", FIVE)
+    table(tmp_path, "babyai", FIVE)
     figure, _ = drawn("fig10_samples", tmp_path)
     assert len(figure.axes) == 6
     for row in (figure.axes[:3], figure.axes[3:]):
@@ -166,13 +166,13 @@ def test_figure_10_draws_structure_by_setting_and_task(tmp_path):
 
 def test_outcomes_are_differences_paired_by_seed(tmp_path):
     table(tmp_path, "lookup", TWO)
-    table(tmp_path, "second", {"sample+token-mean": [0.3, 0.2], REFERENCE: [0.3, 0.3]})
+    table(tmp_path, "babyai", {"sample+token-mean": [0.3, 0.2], REFERENCE: [0.3, 0.3]})
     figure, numbers = drawn("outcomes", tmp_path)
     reward = numbers["outcomes"]["final_reward"]
     assert reward["difference"]["lookup"]["sample+token-mean"] == pytest.approx((0.15, 0.1, 0.2))
     assert reward["difference"]["all tasks"]["sample+token-mean"][0] == pytest.approx(0.05)  # of -.1, 0, .1, .2
     assert reward["probability"]["lookup"]["sample+token-mean"][0] == 0.875  # .5 against .5 counts half
-    assert reward["probability"]["second"]["sample+token-mean"][0] == 0.25
+    assert reward["probability"]["babyai"]["sample+token-mean"][0] == 0.25
     assert reward["over tasks"][REFERENCE][0] == pytest.approx(0.35)  # of .3, .3, .4, .5
     difference, probability, together = figure.axes[:3]
     assert [line.get_xdata()[0] for line in difference.lines[:3]] == pytest.approx([0.15, -0.05, 0.05])

@@ -56,9 +56,9 @@ def test_what_cannot_be_drawn_is_said(tmp_path, capsys, monkeypatch):
 
 
 def test_figures_without_data_are_skipped_when_not_named(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(paper_figs, "FIGURES", ("fig5_normalizers", "fig8_second"))
+    monkeypatch.setattr(paper_figs, "FIGURES", ("fig5_normalizers", "fig8_babyai"))
     assert command.figures([f"out={tmp_path / 'out'}"], tmp_path) == 0
-    assert "fig8_second: skipped" in capsys.readouterr().out
+    assert "fig8_babyai: skipped" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         f"fig5_normalizers.{k}" for k in ("png", "pdf", "json")
     }
@@ -101,7 +101,7 @@ def test_finished_runs_become_rows(tmp_path, capsys):
             (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
             (folder / "rollouts.jsonl").write_text("")
     (folder / "checkpoints" / "step-00002").rename(folder / "checkpoints" / "step-00001")  # not finished
-    arguments = [f"from={runs}", "fig8_second"]
+    arguments = [f"from={runs}", "fig8_babyai"]
     assert command.figures(arguments, tmp_path) == 1  # of the second experiment there is none
     assert "3 finished runs" in capsys.readouterr().out
     results = Results.read(tmp_path / "ablations" / "results" / "normalization")

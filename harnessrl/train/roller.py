@@ -29,7 +29,7 @@ from harnessrl.train.collect import Services, collect, rollout_specs
 from harnessrl.train.engine_server import EngineServer
 from harnessrl.train.replay import advantage_gap, check_vocabulary
 from harnessrl.train.resample import collect_groups
-from harnessrl.train.summary import batch_metrics, drift_share, histograms
+from harnessrl.train.summary import batch_metrics, drift_share, histograms, version_age
 from harnessrl.train.validation import Validation
 
 
@@ -43,7 +43,7 @@ class Rolled:
     packs: list[list[list[Packed | PackedTree]]] = field(default_factory=list)
     """[rank][update][pack], once they are planned."""
     plan: dict[str, float] = field(default_factory=dict)
-    """Metrics of the KL in the reward and of the plan: its balance, its padding, and what it left out."""
+    """Metrics of the rollouts' age, of the KL in the reward and of the plan: its balance, padding, and what it left out."""
 
     @property
     def inputs(self) -> int:
@@ -108,10 +108,16 @@ class Roller:
         self.display.status("updating")
         finished = [Finished.from_trace(item, config.task.failure_reward) for item in items]
         batch = make_batch(finished, config, self)
-        self.engine.drain() if config.replay else self.server.drain()
+        plan = {"async/version_age_mean": version_age(batch, self.engine.version)} | self._drain()
         self.engine.sleep()
         self.engine.wake(("weights",))
-        return Rolled(items, batch)
+        return Rolled(items, batch, plan=plan)
+
+    def _drain(self) -> dict[str, float]:
+        """Stop admitting calls and let open ones end (those of rollouts that timed out, say)."""
+        began = time.perf_counter()
+        self.engine.drain() if self.config.replay else self.server.drain()
+        return {"async/drain_seconds": time.perf_counter() - began}
 
     def plan(self, step: int, rolled: Rolled, ranks: int) -> Rolled:
         """Lay out the step's updates."""

@@ -45,6 +45,12 @@ def batch_metrics(batch: Batch, kinds: Counter[str]) -> dict[str, float]:
     return metrics
 
 
+def version_age(batch: Batch, version: int) -> float:
+    """Mean over trained tokens of how many versions before `version` each was sampled; NaN if there are none."""
+    versions = [sample.policy_version[sample.loss_mask] for sample in batch.samples]
+    return version - _mean(np.concatenate(versions)) if versions else float("nan")
+
+
 def _mean(values: np.ndarray) -> float:
     return float(np.mean(values)) if len(values) else float("nan")
 

@@ -19,7 +19,7 @@ NEEDED = {
     "rollout/tokens_mean", "sample/tokens_mean", "advantage/zero_signal_groups", "loss/policy", "loss/kl",
     "loss/weight_advantage_sum", "rollout/trained_token_share", "policy/entropy", "policy/grad_norm", "policy/ratio_mean",
     "policy/clip_fraction", "policy/engine_logprob_gap", "time/step", "time/rollout", "time/update",
-    "perf/train_tokens_per_second", "perf/padding_share", "perf/rank_balance",
+    "async/version_age_mean", "async/drain_seconds", "perf/train_tokens_per_second", "perf/padding_share", "perf/rank_balance",
 }  # fmt: skip
 
 

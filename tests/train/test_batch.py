@@ -11,7 +11,7 @@ from harnessrl.adapter import Call, Rollout
 from harnessrl.config import Advantage, Config, Policy, Task, Update, from_mapping
 from harnessrl.errors import ConfigError
 from harnessrl.train.batch import Finished, make_batch, make_updates
-from harnessrl.train.summary import batch_metrics, histograms
+from harnessrl.train.summary import batch_metrics, histograms, version_age
 
 
 def config(task=None, agents=None, **update):
@@ -327,3 +327,13 @@ def test_substitute_overwrites_history_and_is_marked_unfaithful():
     batch = make_batch([item], config(strategy="substitute"), Letters())
     assert [s.token_ids.tolist() for s in batch.samples] == [[9, 1, 2, 8, 7]]
     assert not batch.samples[0].faithful and exact.samples[0].faithful
+
+
+def test_version_age_is_a_mean_over_trained_tokens():
+    calls = [
+        Call(call_id=str(n), prompt_ids=[n + 1], response_ids=[5] * length, logprobs=[-1.0] * length, policy_version=n)
+        for n, length in ((3, 1), (5, 3))
+    ]
+    batch = make_batch([finished("a-0", 1.0, *calls)], config())
+    assert version_age(batch, 5) == (2 * 1 + 0 * 3) / 4
+    assert np.isnan(version_age(make_batch([finished("a-0", 1.0)], config()), 5))
