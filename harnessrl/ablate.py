@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -16,9 +18,10 @@ from rich.table import Table
 
 from harnessrl.display import QUIET_SECONDS, summarise
 from harnessrl.grid import Cell, Grid, read_grid
+from harnessrl.metrics import versions, write_atomically
 from harnessrl.preflight import check
 from harnessrl.report import draw_curves, summary_table
-from harnessrl.results import Results
+from harnessrl.results import PRIMARY, Results, differences
 
 
 def ablate(file: str | Path, overrides: Sequence[str]) -> int:
@@ -71,6 +74,18 @@ def _record(grid: Grid, results: Results) -> None:
         cell.recorded = True
     if new:
         results.write(grid.results)
+        write_atomically(grid.results / "manifest.json", json.dumps(_manifest(grid), indent=1) + "\n")
+
+
+def _manifest(grid: Grid) -> dict[str, Any]:
+    """What the rows are of."""
+    return {
+        "ablation": grid.name,
+        "reference": grid.reference,
+        "primary_outcomes": list(PRIMARY),
+        "settings": {cell.setting: differences(cell.config) for cell in grid.cells},
+        "versions": versions(),
+    }
 
 
 def _finish(grid: Grid, results: Results, console: Console, seconds: float) -> int:

@@ -138,6 +138,7 @@ def _add_figures(commands: Commands) -> None:
         metavar="NAME",
         help="figures; out=FOLDER (runs/figures); from=RUNS_FOLDER first makes the tables again from finished runs",
     )
+    figures.add_argument("--from-runs", metavar="FOLDER", help="the same as from=FOLDER")
     figures.set_defaults(command=_figures)
 
 
@@ -240,7 +241,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _figures(arguments: argparse.Namespace) -> int:
     from harnessrl.figures import figures
 
-    return figures(arguments.names)
+    return figures(arguments.names + ([f"from={arguments.from_runs}"] if arguments.from_runs else []))
 
 
 def _inspect(arguments: argparse.Namespace) -> int:

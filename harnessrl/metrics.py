@@ -77,7 +77,7 @@ class RunFolder:
         manifest = {
             "config": config,
             "seed": config.get("seed"),
-            "versions": {"python": platform.python_version()} | {name: _version(name) for name in LIBRARIES},
+            "versions": versions(),
             "commit": _commit(),
             "starts": [*earlier, entry],
         }
@@ -112,6 +112,11 @@ def _keep_before(path: Path, start: int) -> None:
     if path.exists():
         kept = [line for line in read_jsonl(path) if line["step"] < start]
         write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def versions() -> dict[str, str | None]:
+    """Of Python and of the libraries that numbers depend on."""
+    return {"python": platform.python_version()} | {name: _version(name) for name in LIBRARIES}
 
 
 def _version(name: str) -> str | None:

@@ -3,6 +3,8 @@
 summary.csv  one row a run: its outcomes, the configuration's digest, the commit
 curves.csv   one row a run and step
 lengths.csv  how many rollouts, samples and responses were how long, early and late in a run
+
+`manifest.json` beside them has each setting's configuration, the primary outcomes and the versions of libraries.
 """
 
 from __future__ import annotations
@@ -43,15 +45,19 @@ Key = tuple[str, int]
 """Setting and seed."""
 
 
-def digest(config: Config) -> str:
-    """Twelve hex digits of a configuration: of the keys that differ from their defaults, those in `FREE` left out."""
+def differences(config: Config) -> dict[str, Any]:
+    """A configuration's keys that differ from their defaults, dotted; those in `FREE` left out."""
     defaults = flatten(asdict(Config()))
-    own = {
+    return {
         key: value
         for key, value in flatten(asdict(config)).items()
         if (key not in defaults or value != defaults[key]) and not key.startswith(FREE)
     }
-    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def digest(config: Config) -> str:
+    """Twelve hex digits of a configuration: of its `differences`."""
+    return hashlib.sha256(json.dumps(differences(config), sort_keys=True).encode()).hexdigest()[:12]
 
 
 def column(lines: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:

@@ -22,7 +22,7 @@ ALLOWED = {
     "results": {"adapter", "config", "errors", "metrics", "preflight"},
     "report": {"results", "statistics"},
     "grid": {"config", "errors", "metrics"},
-    "ablate": {"display", "grid", "preflight", "report", "results"},
+    "ablate": {"display", "grid", "metrics", "preflight", "report", "results"},
     "compare": {"errors", "metrics", "preflight", "report", "results"},
     "figures": {"errors"},
     "bench": {"adapter", "attention", "config", "engine", "errors", "trace", "train"},

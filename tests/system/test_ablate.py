@@ -36,6 +36,9 @@ def test_an_ablation_runs_its_grid_resumes_and_reports(tmp_path):
             "token_mean" if row["setting"] == "first" else "rollout_mean"
         )
     assert (folder / "curves.png").stat().st_size > 20_000
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["settings"]["first"]["loss.normalizer"] == "token_mean"
+    assert manifest["settings"]["second"]["advantage.unit"] == "sample" and manifest["versions"]["torch"]
     rows = {name: (folder / f"{name}.csv").read_text() for name in ("summary", "curves", "lengths")}
     for setting in settings:
         shutil.rmtree(folder / setting)  # the rows are enough: as on another machine, with committed ones
