@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harnessrl.errors import ConfigError
-from harnessrl.metrics import of_steps, read_jsonl
+from harnessrl.metrics import of_steps, read_jsonl, read_manifest
 from harnessrl.preflight import flatten
 from harnessrl.report import PANELS, draw_setting
 from harnessrl.results import LAST, column
@@ -44,17 +43,14 @@ def compare(first: str, second: str, out: str | None = None) -> int:
 
 
 def _config(run: Path) -> dict[str, Any]:
-    try:
-        return flatten(json.loads((run / "manifest.json").read_text())["config"])
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{run}: not a run folder: manifest.json is absent or damaged ({error})") from error
+    manifest = read_manifest(run)
+    if not manifest:
+        raise ConfigError(f"{run}: not a run folder: it has no manifest.json")
+    return flatten(manifest["config"])
 
 
 def _metrics(run: Path) -> list[dict[str, Any]]:
-    try:
-        lines = of_steps(read_jsonl(run / "metrics.jsonl"))
-    except ValueError as error:
-        raise ConfigError(f"{run}/metrics.jsonl: {error}") from error
+    lines = of_steps(read_jsonl(run / "metrics.jsonl"))
     if not lines:
         raise ConfigError(f"{run}: no step is recorded in metrics.jsonl")
     return lines

@@ -269,7 +269,11 @@ def from_mapping(data: dict[str, Any], overrides: Sequence[str], source: Path) -
         key, equals, _ = item.partition("=")
         if not equals or not key:
             raise ConfigError(f"{item!r}: expected key=value")
-        config = _merge(config, OmegaConf.from_dotlist([item]), item)
+        try:
+            part = OmegaConf.from_dotlist([item])
+        except Exception as error:  # yaml's own errors: of the user's text
+            raise ConfigError(f"{item!r}: the value is not readable as YAML: {_first_line(error)}") from error
+        config = _merge(config, part, item)
     try:
         resolved: Config = OmegaConf.to_object(config)  # type: ignore[assignment]
     except OmegaConfBaseException as error:

@@ -12,6 +12,7 @@ from harnessrl.errors import ConfigError
 if TYPE_CHECKING:
     from harnessrl.config import Config
 
+MOST_REWARD = 1e100
 POSITIVE = [
     "steps",
     "threads",
@@ -81,8 +82,16 @@ def check(config: Config) -> None:
 
 def _check_ranges(config: Config) -> None:
     task, loss, update = config.task, config.loss, config.update
-    if not math.isfinite(task.failure_reward):
-        raise ConfigError(f"task.failure_reward: must be finite, got {task.failure_reward}")
+    for key in ("failure_reward", "overlong_penalty"):
+        value = getattr(task, key)
+        if not abs(value) <= MOST_REWARD:
+            raise ConfigError(f"task.{key}: must be finite and within +-{MOST_REWARD:g}, got {value}")
+    if not config.seed < 2**63:
+        raise ConfigError(f"seed: must be below 2^63, got {config.seed}")
+    if config.threads > 1024:
+        raise ConfigError(f"threads: must be at most 1024, got {config.threads}")
+    if config.policy.lora.rank > 4096:
+        raise ConfigError(f"policy.lora.rank: must be at most 4096, got {config.policy.lora.rank}")
     if not all(0 <= beta < 1 for beta in update.betas):
         raise ConfigError(f"update.betas: must lie in 0..1 (below 1), got {update.betas}")
     if not loss.clip_low <= 1:

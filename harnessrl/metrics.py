@@ -19,6 +19,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from harnessrl.errors import ConfigError
+
 ROLLOUTS, VALIDATION = "rollouts.jsonl", "validation.jsonl"
 """Trace files of a run: what it trained on, and what it validated with."""
 LIBRARIES = ("harnessrl", "torch", "transformers", "numpy", "aiohttp", "pyzmq")
@@ -72,7 +74,7 @@ class RunFolder:
 
     def _manifest(self, start: int, config: Mapping[str, Any]) -> None:
         path = self.folder / "manifest.json"
-        earlier = json.loads(path.read_text())["starts"] if path.exists() else []
+        earlier = read_manifest(self.folder).get("starts", [])
         entry = {"step": start, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "command": sys.argv}
         manifest = {
             "config": config,
@@ -84,14 +86,40 @@ class RunFolder:
         write_atomically(path, json.dumps(manifest, indent=2) + "\n")
 
 
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """A run folder's manifest.json; empty where there is none.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text()) if path.exists() else {}
+    except ValueError as error:
+        raise ConfigError(f"{path}: damaged, not JSON: {error}; restore it, or take another run=NAME") from error
+    if not isinstance(manifest, dict) or (manifest and not isinstance(manifest.get("config"), dict)):
+        raise ConfigError(f"{path}: damaged, it has no configuration; restore it, or take another run=NAME")
+    return manifest
+
+
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Objects of a JSON-lines file; a last line cut short by a crash is left out."""
+    """Objects of a JSON-lines file; a last line cut short by a crash is left out.
+
+    Raises:
+        ConfigError: a line that is not JSON, by file and line.
+    """
     if not path.exists():
         return []
     lines = path.read_text().splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines.pop()
-    return [json.loads(line) for line in lines]
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(json.loads(line))
+        except ValueError as error:
+            raise ConfigError(f"{path}, line {number}: damaged, not JSON: {error}") from error
+    return found
 
 
 def of_steps(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from harnessrl.config import Config
 from harnessrl.errors import ConfigError
+from harnessrl.metrics import read_manifest
 from harnessrl.trace import read_steps
 
 
@@ -61,6 +62,8 @@ def check(config: Config) -> None:
             raise ConfigError(f"{key}: {error}") from error
         if key == "task.harness" and not inspect.iscoroutinefunction(function):
             raise ConfigError(f"{key}: {name} must be an `async def run(env)`")
+        if not _takes(function, CALLED[key]):
+            raise ConfigError(f"{key}: {name} cannot be called as {CALLED[key][0]}")
     if config.task.command and shutil.which(config.task.command[0]) is None:
         raise ConfigError(f"task.command: {config.task.command[0]} is not a program that can be run here")
     if config.replay:
@@ -83,14 +86,32 @@ def check(config: Config) -> None:
     _check_same(config)
 
 
+CALLED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
+    "task.inputs": ('inputs(seed, "train")', (0, "train"), {}),
+    "task.harness": ("run(env)", ({},), {}),
+    "policy.source": ("policy(seed, cache, report=None)", (0, Path()), {"report": None}),
+}
+"""How the functions that a configuration names are called."""
+
+
+def _takes(function: Callable[..., Any], called: tuple[str, tuple[Any, ...], dict[str, Any]]) -> bool:
+    """Whether a function's parameters allow the call."""
+    try:
+        inspect.signature(function).bind(*called[1], **called[2])
+    except TypeError:
+        return False
+    except ValueError:  # built in C: it has no signature to look at
+        return True
+    return True
+
+
 def _check_same(config: Config) -> None:
     """A run folder belongs to one configuration; only how long and how often it is saved may change."""
-    path = config.folder / "manifest.json"
-    if not path.exists():
+    recorded = read_manifest(config.folder).get("config")
+    if recorded is None:
         return
     old, new, defaults = (
-        flatten(json.loads(json.dumps(value)))
-        for value in (json.loads(path.read_text())["config"], asdict(config), asdict(Config()))
+        flatten(json.loads(json.dumps(value))) for value in (recorded, asdict(config), asdict(Config()))
     )
     old = defaults | old  # a key that is younger than the run was at its default
     free = {"steps", "checkpoint_every", "checkpoint_keep", "threads", "stall_seconds", "runs"}
@@ -103,7 +124,7 @@ def _check_same(config: Config) -> None:
         key = changed[0]
         raise ConfigError(
             f"{key}: {config.folder} was started with {old.get(key)!r}, now it is {new.get(key)!r}; "
-            "take another run=NAME, or remove the folder"
+            "take another run=NAME"
         )
 
 

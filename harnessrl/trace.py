@@ -5,13 +5,14 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from harnessrl.adapter import checks
+from harnessrl.adapter.baselines import LARGEST
 from harnessrl.adapter.types import Rollout
 from harnessrl.errors import ConfigError
 
@@ -113,8 +114,10 @@ class Trace:
         try:
             _check(data, ROLLOUT_FIELDS, "", required=True)
             _check(data, OPTIONAL_ROLLOUT_FIELDS, "", required=False)
-            if data.get("reward") is not None and math.isinf(data["reward"]):
-                raise ValueError(f"field 'reward' is {data['reward']}; rewards are finite, or null where unscored")
+            if data.get("reward") is not None and abs(data["reward"]) > LARGEST:
+                raise ValueError(
+                    f"field 'reward' is {data['reward']}; rewards lie within +-{LARGEST}, or are null where unscored"
+                )
             for index, call in enumerate(data["calls"]):
                 if not isinstance(call, dict):
                     raise ValueError(f"field 'calls[{index}]' must be an object, got {_kind(call)}")
@@ -173,8 +176,7 @@ def _check_call_rewards(rewards: Mapping[str, Any], calls: set[str]) -> None:
     for name, value in rewards.items():
         if name not in calls:
             raise ValueError(f"field 'call_rewards' names {name!r}, which is no call of this rollout")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ValueError(f"field 'call_rewards[{name!r}]' must be a finite number, got {value!r}")
+        checks.number(value, f"field 'call_rewards[{name!r}]'")
 
 
 def _kind(value: Any) -> str:

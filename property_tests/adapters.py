@@ -80,6 +80,15 @@ def one_per_call(calls: Calls) -> Samples:
     return [_new(call) for call in calls]
 
 
+def without_missing_logprobs(calls: Calls) -> Samples:
+    """Leave out calls without logprobs, as ``merge_calls`` does at its defaults: this breaks no law."""
+    return ours([call for call in calls if call["logprobs"] is not None])
+
+
+def forgetful(calls: Calls) -> None:
+    """Forget to return the samples."""
+
+
 def deduplicated_by_prompt(calls: Calls) -> Samples:
     """Keep the last call of equal prompts: a deliberate second sample is taken for a retry and lost."""
     return ours(list({str(call["prompt_ids"]): call for call in calls}.values()))

@@ -35,6 +35,8 @@ def test_law(law, adapter):
 BREAKS = {
     "adjacent": {"the_samples_are_the_fewest_possible", "order_of_arrival_does_not_matter"},
     "in_order_of_arrival": {"the_samples_are_the_fewest_possible", "order_of_arrival_does_not_matter"},
+    "without_missing_logprobs": set(),
+    "forgetful": set(LAWS),
     "one_per_call": {"the_samples_are_the_fewest_possible"},
     "deduplicated_by_prompt": {
         "every_sampled_token_is_trained_once",
@@ -76,6 +78,40 @@ def test_the_smallest_counterexample_is_told_as_a_story():
         "    0 [0], logprobs [0.0, 0.0]\n"
         "  trained tokens carry logprobs that their call does not have (a call without any may be left out)"
     )
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        (None, "the adapter returned None, which is no list"),
+        ([None], "sample 0 is None"),
+        ([{"token_ids": [1], "loss_mask": [1]}], "sample 0 is {'token_ids': [1], 'loss_mask': [1]}"),
+        ([{"token_ids": [1], "loss_mask": [1], "logprobs": 0.5}], "sample 0 is {'token_ids': [1], 'loss_mask': [1], 'logprobs': 0.5}"),
+        (
+            [{"token_ids": [1], "loss_mask": [1, 0], "logprobs": [0.5]}],
+            "the columns of sample 0 have different lengths: {'token_ids': 1, 'loss_mask': 2, 'logprobs': 1}",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("law", LAWS)
+def test_what_is_no_sample_is_told_too(law, samples, said):
+    with pytest.raises(LawBroken) as broken:
+        LAWS[law](lambda calls: samples, [{"prompt_ids": [1], "response_ids": [2], "logprobs": None}])
+    assert str(broken.value) == (
+        "this is no list of samples\n"
+        "  calls, in order of arrival:\n"
+        "    0: [1] -> [2], logprobs None\n"
+        f"  {said}\n"
+        "  expected: a list of {'token_ids': [...], 'loss_mask': [...], 'logprobs': [...]}, of equal lengths"
+    )
+
+
+def test_leaving_out_only_some_calls_without_logprobs_is_told():
+    calls = [{"prompt_ids": [i], "response_ids": [i], "logprobs": None} for i in (1, 2)]
+    with pytest.raises(
+        LawBroken, match=r"lost \[2\], extra \[\] \(calls without logprobs may be left out, all of them"
+    ):
+        LAWS["every_sampled_token_is_trained_once"](lambda calls: adapters.ours(calls[:1]), calls)
 
 
 def test_the_option_reports_on_somebody_elses_adapter():

@@ -35,6 +35,18 @@ def members(update):
     return [int(sample) for rank in update.ranks for pack in rank for sample in pack]
 
 
+def first_fit_decreasing(sizes: list[int], room: int) -> list[int]:
+    """How full the bins are, fullest first; every bin is tried in turn."""
+    bins: list[int] = []
+    for size in sorted(sizes, reverse=True):
+        fits = [i for i, filled in enumerate(bins) if filled + size <= room]
+        if fits:
+            bins[fits[0]] += size
+        else:
+            bins.append(size)
+    return sorted(bins, reverse=True)
+
+
 @given(work())
 def test_every_sample_is_planned_exactly_once(args):
     plan = plan_updates(**args)
@@ -66,9 +78,24 @@ def test_updates_are_counted_in_rollouts(args):
         if counts:
             assert max(counts) - min(counts) <= max(sizes.values())
     else:
-        assert all(count <= max(args["rollouts_per_update"], *sizes.values()) for count in counts)
-        if groups is None:
-            assert counts == sorted(counts, reverse=True) and set(counts[:-1]) <= {args["rollouts_per_update"]}
+        assert counts == first_fit_decreasing(list(sizes.values()), args["rollouts_per_update"])
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 12), st.integers(0, 3))
+def test_no_two_updates_could_be_one(sizes, per_update, seed):
+    groups = [group for group, size in enumerate(sizes) for _ in range(size)]
+    plan = plan_updates(
+        [1] * len(groups),
+        range(len(groups)),
+        group_index=groups,
+        rollouts_per_update=per_update,
+        world_size=1,
+        max_tokens=99,
+        seed=seed,
+    )
+    counts = [len(members(update)) for update in plan.updates]
+    assert counts == first_fit_decreasing(sizes, per_update)
+    assert len(counts) < 2 or sum(counts[-2:]) > per_update
 
 
 @given(work())
@@ -84,13 +111,7 @@ def test_ranks_run_the_same_number_of_packs_within_the_limit(args):
 @given(work())
 def test_no_more_packs_than_first_fit_decreasing_needs(args):
     for update in plan_updates(**args).updates:
-        bins: list[int] = []
-        for length in sorted((args["lengths"][sample] for sample in members(update)), reverse=True):
-            fits = [i for i, filled in enumerate(bins) if filled + length <= args["max_tokens"]]
-            if fits:
-                bins[fits[0]] += length
-            else:
-                bins.append(length)
+        bins = first_fit_decreasing([args["lengths"][sample] for sample in members(update)], args["max_tokens"])
         assert len(update.ranks[0]) == -(-len(bins) // args["world_size"])
 
 

@@ -16,7 +16,7 @@ ALLOWED = {
     "limits": {"config", "errors"},  # config as a type only
     "config": {"errors", "limits"},
     "trace": {"adapter", "errors"},
-    "preflight": {"config", "errors", "trace"},
+    "preflight": {"config", "errors", "metrics", "trace"},
     "inspect": {"adapter", "errors", "trace"},
     "statistics": set(),
     "results": {"adapter", "config", "errors", "metrics", "preflight"},
@@ -26,7 +26,7 @@ ALLOWED = {
     "compare": {"errors", "metrics", "preflight", "report", "results"},
     "figures": {"errors"},
     "bench": {"adapter", "attention", "config", "engine", "errors", "trace", "train"},
-    "metrics": set(),
+    "metrics": {"errors"},
     "display": set(),
     "processes": {"errors"},
     "train": {

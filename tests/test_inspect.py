@@ -441,6 +441,8 @@ def test_json_alone_needs_numpy_alone(tmp_path):
         (["t.jsonl", "html=no/such/folder.html"], "no/such/folder.html: cannot be written"),
         (["empty.jsonl"], "empty.jsonl: no line holds a rollout"),
         (["bad.jsonl"], "bad.jsonl, line 2: field 'group_id' is missing"),
+        (["large.jsonl"], "large.jsonl, line 1: field 'reward' is 1e+301; rewards lie within +-1e+300"),
+        (["digits.jsonl", "json=true"], "digits.jsonl, line 1: field 'reward' is 1000"),
     ],
 )
 def test_bad_input_is_named_and_ends_with_2(tmp_path, monkeypatch, capsys, argv, said):
@@ -448,6 +450,8 @@ def test_bad_input_is_named_and_ends_with_2(tmp_path, monkeypatch, capsys, argv,
     write(tmp_path / "t.jsonl", drifting())
     (tmp_path / "empty.jsonl").write_text("\n")
     write(tmp_path / "bad.jsonl", drifting(), {"rollout_id": "r1"})
+    write(tmp_path / "large.jsonl", drifting(reward=1e301))
+    write(tmp_path / "digits.jsonl", drifting(reward=10**400))
     code, _, err = run(capsys, *argv)
     assert code == 2 and said in err and err.startswith("harnessrl: ")
 
@@ -463,6 +467,14 @@ def test_what_a_reader_has_to_know_is_noted(tmp_path, capsys, folder):
     assert "Note: without tokenizer=FOLDER tokens are shown as ids" in text
     _, out, _ = run(capsys, trace, "strategy=substitute", f"tokenizer={folder}")
     assert "Note: substitute is not faithful" in " ".join(out.split())
+
+
+def test_lines_that_repeat_a_rollout_are_noted(tmp_path, capsys):
+    again = [lengths(0, [1], step=0), lengths(0, [1], step=1)]  # another step's rollout of the same name
+    assert as_object(capsys, write(tmp_path / "t.jsonl", *again))["notes"][0].startswith("without tokenizer")
+    found = as_object(capsys, write(tmp_path / "t.jsonl", *again, lengths(0, [2], step=1), lengths(0, [2], step=1)))
+    assert found["notes"][0] == "2 lines repeat a rollout_id (r0 first); each line is counted as a rollout"
+    assert found["rollouts"] == 4
 
 
 def test_progress_is_told_off_a_terminal_too(tmp_path, monkeypatch, capsys):

@@ -62,7 +62,7 @@ def rollout_advantages(
 
     Raises:
         ValueError: unknown estimator or unit, lengths that differ, a reward that is no number or is infinite, group ids that
-            cannot be hashed, an eps or count that is negative or not finite.
+            cannot be hashed, an eps or count that is negative or not finite, advantages that are beyond float64.
 
     Source: arXiv:2608.17528 (v1.0), the rollout as the unit of the baseline, figure 4.
     """
@@ -80,15 +80,18 @@ def rollout_advantages(
         raise ValueError(f"rewards[{at}] is {reward_R[at]}; rewards lie within +-{LARGEST}, or are NaN where unscored")
     count_R = np.where(np.isnan(reward_R), 0.0, _counts(unit, samples_per_rollout, len(reward_R)))
     batch_R = np.zeros_like(group_R)
-    deviation_R = _deviations(reward_R, batch_R if estimator == "reinforce_pp" else group_R, count_R)
-    if estimator == "dr_grpo":
-        return deviation_R
-    if estimator == "rloo":
-        size_R = _sums(group_R, count_R)[group_R]
-        return _divide(deviation_R * size_R, size_R - 1)
-    if estimator == "grpo":
-        return _divide(deviation_R, _std(deviation_R, group_R, count_R, ddof=1) + eps)
-    return _divide(deviation_R, _std(deviation_R, batch_R, count_R, ddof=0) + eps)
+    with np.errstate(over="ignore", invalid="ignore"):
+        deviation_R = _deviations(reward_R, batch_R if estimator == "reinforce_pp" else group_R, count_R)
+        if estimator == "dr_grpo":
+            advantage_R = deviation_R
+        elif estimator == "rloo":
+            size_R = _sums(group_R, count_R)[group_R]
+            advantage_R = _divide(deviation_R * size_R, size_R - 1)
+        elif estimator == "grpo":
+            advantage_R = _divide(deviation_R, _std(deviation_R, group_R, count_R, ddof=1) + eps)
+        else:
+            advantage_R = _divide(deviation_R, _std(deviation_R, batch_R, count_R, ddof=0) + eps)
+    return checks.finite(advantage_R, f"rewards, as {estimator} advantages,")
 
 
 def zero_signal_groups(rewards: ArrayLike, group_ids: Iterable[Hashable]) -> int:
@@ -143,7 +146,7 @@ def assign_credit(
 
     Raises:
         ValueError: unknown scheme, a value that is no finite number, lengths that differ, tokens that are not whole or
-            negative, gamma outside 0..1.
+            negative, gamma outside 0..1, a credit that is beyond float64.
 
     Source: arXiv:2508.03680 (v0), credit assignment of LightningRL (identical); the other two are ours.
     """
@@ -163,14 +166,16 @@ def assign_credit(
         raise ValueError(f"call_tokens has length {len(tokens_C)}, call_rewards has length {len(reward_C)}")
     if scheme == "identical":
         return np.full(len(reward_C), advantage)
-    if scheme == "mean_preserving":
-        one_rollout_C = np.zeros(len(reward_C), dtype=np.intp)
-        return advantage + _deviations(reward_C, one_rollout_C, tokens_C)
-    credit_C, running = np.empty(len(reward_C)), advantage
-    for call in reversed(range(len(reward_C))):
-        running = reward_C[call] + (running if call == len(reward_C) - 1 else gamma * running)
-        credit_C[call] = running
-    return credit_C
+    with np.errstate(over="ignore", invalid="ignore"):
+        if scheme == "mean_preserving":
+            one_rollout_C = np.zeros(len(reward_C), dtype=np.intp)
+            credit_C = advantage + _deviations(reward_C, one_rollout_C, tokens_C)
+        else:
+            credit_C, running = np.empty(len(reward_C)), advantage
+            for call in reversed(range(len(reward_C))):
+                running = reward_C[call] + (running if call == len(reward_C) - 1 else gamma * running)
+                credit_C[call] = running
+    return checks.finite(credit_C, f"call_rewards and advantage, as {scheme} credit,")
 
 
 def token_advantages(sample: Sample, credit: Mapping[str, float]) -> Float64:
@@ -198,7 +203,7 @@ def token_advantages(sample: Sample, credit: Mapping[str, float]) -> Float64:
 def group_index(group_ids: Iterable[Hashable]) -> Index:
     """Number the groups 0..G-1 in order of first appearance; a dict, so linear and blind to the ids' type."""
     if hasattr(group_ids, "__array__"):  # tensors and arrays would yield elements that hash by identity
-        group_ids = np.asarray(group_ids).reshape(-1).tolist()
+        group_ids = checks.array(group_ids, "group_ids").reshape(-1).tolist()
     seen: dict[Hashable, int] = {}
     try:
         return np.array([seen.setdefault(group, len(seen)) for group in group_ids], dtype=np.intp)

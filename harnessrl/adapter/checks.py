@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from numbers import Real
+from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -36,17 +37,56 @@ def number(value: Any, name: str) -> float:
     """A finite number; text and truth values are none."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
         raise ValueError(f"{name} must be a number, got {value!r} of type {kind_of(value)}")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value}")
-    return float(value)
+    try:
+        found = float(value)
+    except OverflowError:  # an integer of some hundred digits
+        raise ValueError(f"{name} is beyond float64") from None
+    if not math.isfinite(found):
+        raise ValueError(f"{name} must be finite, got {found}")
+    return found
+
+
+def whole(value: Any, name: str, least: int, allowed: str) -> int:
+    """One whole number that is not below ``least``; ``allowed`` says so in words. True and 2.0 are none."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(f"{name} must be a whole number, got {value!r} of type {kind_of(value)}; allowed: {allowed}")
+    if value < least:
+        raise ValueError(f"{name} is {value}; allowed: {allowed}")
+    return int(value)
+
+
+def finite(values: Float64, what: str) -> Float64:
+    """A result, refused where the numbers that led to it were too large (or too small) for float64."""
+    if not np.isfinite(values).all():
+        at = int(np.argmin(np.isfinite(values)))
+        raise ValueError(f"{what} overflow float64: entry {at} comes out as {values[at]}")
+    return values
 
 
 def array(value: Any, name: str) -> NDArray[Any]:
-    """Whatever numpy makes of it; what numpy refuses (ragged lists, tensors on a device) is refused by name."""
+    """Whatever numpy makes of it; what numpy refuses (ragged lists, tensors on a device) or would lose is refused.
+
+    Lost would be the mask of a masked array, and True or False among numbers, which would become 1 or 0.
+    """
+    if isinstance(value, np.ndarray) and hasattr(value, "mask"):
+        raise ValueError(f"{name} is a masked array, whose mask would be lost; pass what it holds, without the mask")
     try:
-        return np.asarray(value)
-    except (ValueError, TypeError, RuntimeError) as error:
+        found = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise ValueError(f"{name} cannot be read as an array: {error}") from error
+    if found.ndim == 1 and found.dtype.kind in "fiu" and isinstance(value, Sequence):
+        for at in np.flatnonzero((found == 0) | (found == 1)).tolist():  # only there can one hide
+            if isinstance(value[at], (bool, np.bool_)):
+                raise ValueError(f"{name}[{at}] is {value[at]}, among numbers")
+    return found
+
+
+def integers(values: Any, name: str) -> Int64:
+    """A vector of integers of any sign."""
+    found = array(values, name)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise ValueError(f"{name} must be a vector of integers, got shape {found.shape} of {found.dtype}")
+    return found.astype(np.int64)
 
 
 def numbers(values: Any, name: str) -> Float64:
@@ -79,7 +119,7 @@ def ids(value: Any, name: str) -> NDArray[np.int32]:
         raise ValueError(f"{name} must be a vector of integers, got shape {found.shape} of {found.dtype}")
     if found.dtype != np.int32 and found.size and (int(found.min()) < -(2**31) or int(found.max()) >= 2**31):
         raise ValueError(f"{name} holds a value that does not fit int32 ({found.min()}..{found.max()})")
-    return frozen(found.astype(np.int32, copy=False), value)
+    return frozen(found, np.int32, value)
 
 
 def logprobs(value: Any, name: str) -> NDArray[np.float32]:
@@ -90,7 +130,7 @@ def logprobs(value: Any, name: str) -> NDArray[np.float32]:
     if found.ndim != 1 or found.dtype.kind not in "fiu":
         raise ValueError(f"{name} must be a vector of numbers, got shape {found.shape} of {found.dtype}")
     with np.errstate(over="ignore"):  # an infinity is refused by the call that it belongs to
-        return frozen(found.astype(np.float32, copy=False), value)
+        return frozen(found, np.float32, value)
 
 
 def mask(value: Any, name: str) -> NDArray[np.bool_]:
@@ -98,14 +138,25 @@ def mask(value: Any, name: str) -> NDArray[np.bool_]:
     found = array(value, name)
     if found.dtype != np.bool_ and not ((found == 0) | (found == 1)).all():
         raise ValueError(f"{name} must hold True or False (or 1 and 0), got {found.dtype} with other values")
-    return frozen(found.astype(np.bool_, copy=False), value)
+    return frozen(found, np.bool_, value)
 
 
-def frozen(found: NDArray[Any], value: Any) -> NDArray[Any]:
-    """A read-only array that the caller's own buffer cannot change afterwards: what could be written there is copied."""
-    borrowed = found is value or found.base is not None
-    if borrowed and found.flags.writeable:
-        found = found.copy()
-    view = found.view()
-    view.flags.writeable = False
-    return view
+def frozen(found: NDArray[Any], dtype: DTypeLike, value: Any) -> NDArray[Any]:
+    """``found``, which numpy made of ``value``, as a read-only array that nobody can change afterwards.
+
+    It is copied unless it is new (made of a list, or cast) or sealed already.
+    """
+    out = found.astype(dtype, copy=False)
+    new = out is not found or isinstance(value, (list, tuple))
+    if not new and not _sealed(out):
+        out = out.copy()
+    out.flags.writeable = False
+    return out
+
+
+def _sealed(found: NDArray[Any]) -> bool:
+    """Whether the memory belongs to a read-only array or to bytes; a read-only view of anything else can change."""
+    owner = found if found.base is None else found.base
+    if isinstance(owner, np.ndarray):
+        return owner.base is None and owner.flags.owndata and not owner.flags.writeable and not found.flags.writeable
+    return isinstance(owner, bytes)

@@ -59,7 +59,8 @@ def explain_break(broken: Break, decode: Decode | None = None) -> Drift:
     - ``template``: they agree but for markup (``<|im_end|>``, ``</think>``, ``[INST]``) and whitespace next to it or at
       the end of the earlier context.
     - ``summarized``: the agent had come further from the same head before, and never takes that history up again.
-    - ``unrelated``: no sampled token is shared, nor is what was said in one call history in the other.
+    - ``unrelated``: no sampled token is shared, nor is what was said in one call history in the other. Another agent
+      that begins differently (under a quarter of the shorter prompt is shared) may quote it.
     - ``rewritten``: none of these, so the history's text was edited.
 
     Args:
@@ -100,7 +101,8 @@ def _kind(broken: Break, old: Call, new: Call, known: Int32, at: int, decode: De
             return "retokenized"
         if _same_but_markup(known, found, at, len(old.prompt_ids), decode):
             return "template"
-    held = _holds(found[at:], old.response_ids, decode)
+    quotes = old.agent != new.agent and _short_head(broken, at)  # a conversation of its own, whatever it repeats
+    held = not quotes and _holds(found[at:], old.response_ids, decode)
     if at < len(broken.earlier.prompt_ids) and not held:
         # The two calls begin alike and go different ways; neither has the other in its history.
         if broken.joint:
@@ -166,7 +168,7 @@ def _holds(found: Int32, response: Int32, decode: Decode | None) -> bool:
 
 def _summarized(broken: Break, new: Call, at: int) -> bool:
     """Whether the agent had come further from the same head before, and never took that history up again."""
-    if 4 * at < min(len(broken.earlier.prompt_ids), len(broken.call.prompt_ids)):
+    if _short_head(broken, at):
         return False
     calls, head = broken.rollout.calls, new.prompt_ids[:at]
     now = calls.index(new)
@@ -176,6 +178,11 @@ def _summarized(broken: Break, new: Call, at: int) -> bool:
     if not grew or len(longest.prompt_ids) <= len(new.prompt_ids):
         return False
     return not any(_starts(call, longest.prompt_ids[: at + 1]) for call in calls[now + 1 :])
+
+
+def _short_head(broken: Break, at: int) -> bool:
+    """Whether the two calls share less than a quarter of the shorter prompt."""
+    return 4 * at < min(len(broken.earlier.prompt_ids), len(broken.call.prompt_ids))
 
 
 def _starts(call: Call, ids: Int32) -> bool:

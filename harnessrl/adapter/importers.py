@@ -1,18 +1,22 @@
 """Rollouts from what other systems recorded: Agent Lightning's events and vLLM's responses, as parsed JSON.
 
-Ids are taken as they are or refused: nothing is tokenised, and a missing logprob is None, never 0.0. Our own traces are
-read by ``Rollout.from_dict``.
+Ids are taken as they are or refused: nothing is tokenised, and a missing logprob is None, never 0.0. A logprob of
+``NOT_RECORDED`` among a call's makes all of them None. Our own traces are read by ``Rollout.from_dict``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import replace
 from typing import Any
 
 from harnessrl.adapter.types import Call, Rollout
 
 Json = Mapping[str, Any]
+
+NOT_RECORDED = -9999.0
+"""What OpenAI's API and vLLM write where they have no logprob, or one too small to say: not a value to train on."""
 
 _AGENT_LIGHTNING = "ask for format=triplet, and for token ids from the model server"
 _VLLM = 'send "return_token_ids": true with the request'
@@ -27,7 +31,7 @@ def from_agent_lightning(events: Sequence[Json], *, rollout_id: str, group_id: s
 
     Args:
       events: in order of arrival; a model_request's data holds prompt_token_ids, response_token_ids, response_log_probs
-        (null: not recorded) and server.version, which policy_version goes before; call_id, request_id, delivered,
+        (null, or -9999.0 among them: not recorded) and server.version, which policy_version goes before; call_id, request_id, delivered,
         constrained, finish_reason and agent are read where they are.
       rollout_id: unique in its batch.
       group_id: shared by the rollouts of one input.
@@ -64,7 +68,7 @@ def _event_call(data: Json, name: str, where: str) -> Call:
     if version is None and data.get("server") is not None:
         version = _object(data, "server", where).get("version")
     prompt, response = data.get("prompt_token_ids"), data.get("response_token_ids")
-    if not failed and not prompt:
+    if not failed and _empty(prompt):
         raise _no_ids(where, "data.prompt_token_ids", _AGENT_LIGHTNING)
     if not failed and response is None:
         raise _no_ids(where, "data.response_token_ids", _AGENT_LIGHTNING)
@@ -72,8 +76,8 @@ def _event_call(data: Json, name: str, where: str) -> Call:
     return _call(
         where,
         call_id=name if data.get("call_id") is None else str(data["call_id"]),
-        prompt_ids=prompt or [],
-        response_ids=response or [],
+        prompt_ids=[] if prompt is None else prompt,
+        response_ids=[] if response is None else response,
         logprobs=data.get("response_log_probs"),
         policy_version=0 if version is None else version,
         finish_reason=data.get("finish_reason"),
@@ -94,7 +98,8 @@ def from_vllm_chat(
 
     Args:
       responses: whole response bodies, in order of arrival, with prompt_token_ids at the top,
-        choices[i].token_ids, and choices[i].logprobs.content[j].logprob (null: not recorded). The logprobs are those
+        choices[i].token_ids, and choices[i].logprobs.content[j].logprob (null: not recorded; nor are any of a
+        choice's where one is -9999.0, which vLLM writes for those it does not know). The logprobs are those
         sampled from only where the server runs with ``logprobs_mode=processed_logprobs``.
       rollout_id: unique in its batch.
       group_id: shared by the rollouts of one input.
@@ -119,7 +124,7 @@ def from_vllm_completions(
 
     Args:
       responses: as there, with choices[i].prompt_token_ids, choices[i].token_ids and
-        choices[i].logprobs.token_logprobs (null: not recorded). An answer with ``echo`` has more logprobs than sampled
+        choices[i].logprobs.token_logprobs (null or -9999.0: not recorded). An answer with ``echo`` has more logprobs than sampled
         tokens and is refused.
       rollout_id: unique in its batch.
       group_id: shared by the rollouts of one input.
@@ -169,7 +174,7 @@ def _from_vllm(
 
 def _read_chat(response: Json, choice: Json, where: str, path: str) -> Columns:
     prompt = response.get("prompt_token_ids")
-    if not prompt:
+    if _empty(prompt):
         raise _no_ids(where, "prompt_token_ids", _VLLM)
     if choice.get("logprobs") is None:
         return prompt, None
@@ -183,21 +188,29 @@ def _read_chat(response: Json, choice: Json, where: str, path: str) -> Columns:
 
 def _read_completion(response: Json, choice: Json, where: str, path: str) -> Columns:
     prompt = choice.get("prompt_token_ids")
-    if not prompt:
+    if _empty(prompt):
         raise _no_ids(where, path + "prompt_token_ids", _VLLM)
     if choice.get("logprobs") is None:
         return prompt, None
     values = _object(choice, "logprobs", where + path).get("token_logprobs")
-    name = where + path + "logprobs.token_logprobs[{}]"
-    return prompt, None if values is None else [_number(value, name.format(j)) for j, value in enumerate(values)]
+    name = where + path + "logprobs.token_logprobs"
+    if values is None:
+        return prompt, None
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise ValueError(f"{name} must be a list of numbers, got {type(values).__name__}")
+    return prompt, [_number(value, f"{name}[{j}]") for j, value in enumerate(values)]
 
 
 def _call(where: str, **fields: Any) -> Call:
     """A checked call; what is wrong with it is said with the place that it came from."""
     try:
-        return Call(**fields)
+        call = Call(**fields)
     except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"{where}{error}") from error
+    known = call.logprobs
+    if known is not None and len(known) == len(call.response_ids) and (known == NOT_RECORDED).any():
+        return replace(call, logprobs=None)
+    return call
 
 
 def _objects(items: Any, where: str, kind: str) -> Sequence[Json]:
@@ -220,7 +233,15 @@ def _object(parent: Json, field: str, where: str) -> Json:
 def _number(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{where} must be a number, got {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # an integer of some hundred digits
+        raise ValueError(f"{where} is beyond float64") from None
+
+
+def _empty(ids: Any) -> bool:
+    """Whether no ids were recorded; an array has no truth value of its own."""
+    return ids is None or (isinstance(ids, Sized) and getattr(ids, "ndim", 1) > 0 and len(ids) == 0)
 
 
 def _reward(value: Any, where: str) -> float | None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import cmp_to_key
 from typing import Protocol
 
 import numpy as np
 
+from harnessrl.adapter import checks
 from harnessrl.adapter.prefix import NO_IDS, PrefixTree, common_prefix, equal_run
 from harnessrl.adapter.types import Break, Call, Int32, Merge, Rollout, Sample, Skip, Span
 
@@ -56,29 +58,36 @@ def merge_calls(
         overwritten by what was sampled wherever the text agrees: biased, for measuring that bias;
         ``Sample.faithful`` is False).
       require_logprobs: True skips calls without logprobs; False trains them, with NaN in their places.
-      max_sample_tokens: a call whose prompt + response is longer, in tokens, is skipped; None is no limit.
+      max_sample_tokens: a call whose prompt + response is longer, in tokens, is skipped; None is no limit. Where
+        "substitute" would make a sample longer by overwriting, the call opens its own.
       tokenizer: anything with ``decode(ids) -> str`` that keeps special tokens; only "substitute" uses it.
 
     Returns:
       Merge(samples, breaks, skipped).
 
     Raises:
-      ValueError: unknown strategy, a limit below 1, or "substitute" without a tokenizer.
+      ValueError: no rollout, unknown strategy, require_logprobs that is not True or False, a limit that is not a whole
+        number of 1 or more, a tokenizer that cannot decode, or "substitute" without one.
 
     Source: arXiv:2608.17528, section on retokenization and merging ("best effort"; "request buffer" is "substitute").
     That the fewest samples are reached by taking calls in order of prompt length is ours (Dilworth on a forest).
     """
+    if not isinstance(rollout, Rollout):
+        raise ValueError(f"rollout must be a Rollout, got {checks.kind_of(rollout)}")
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy is {strategy!r}; allowed: {', '.join(STRATEGIES)}")
-    if max_sample_tokens is not None and max_sample_tokens < 1:
-        raise ValueError(f"max_sample_tokens is {max_sample_tokens}; allowed: 1 or more, or None for no limit")
+    checks.flag(require_logprobs, "require_logprobs")
+    if max_sample_tokens is not None:
+        checks.whole(max_sample_tokens, "max_sample_tokens", 1, "1 or more, or None for no limit")
+    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
+        raise ValueError(f"tokenizer must have decode(ids) -> str, got {checks.kind_of(tokenizer)}")
     skipped = _skips(rollout, require_logprobs, max_sample_tokens)
     left_out = {skip.call_id for skip in skipped}
     calls = [call for call in rollout.calls if call.call_id not in left_out] if left_out else rollout.calls
     if strategy == "substitute":
         if tokenizer is None:
             raise ValueError("tokenizer is None; strategy 'substitute' compares decoded text and needs one")
-        chains, breaks = _chain(rollout, *_by_text(calls, tokenizer.decode))
+        chains, breaks = _chain(rollout, *_by_text(calls, tokenizer.decode, max_sample_tokens))
     else:
         chains, breaks = _chain(rollout, calls if strategy == "adjacent" else _merge_order(calls), _ROUTES[strategy])
     faithful = strategy != "substitute"
@@ -119,41 +128,16 @@ def _merge_order(calls: Sequence[Call]) -> list[Call]:
     ordered: list[Call] = []
     for length in sorted(by_length):
         group = by_length[length]
-        ordered += _by_ids(group) if len(group) > 1 else group
+        ordered += sorted(group, key=cmp_to_key(_by_ids)) if len(group) > 1 else group
     return ordered
 
 
-def _by_ids(calls: list[Call]) -> list[Call]:
-    """Calls with prompts of one length by prompt ids, response ids, call id.
-
-    A quicksort by first difference from a pivot, which compares each token about once however much prompts share.
-    """
-    ordered: list[Call] = []
-    pending: list[tuple[list[Call], int | None]] = [(calls, 0)]  # last group first; agreed length, None where all agree
-    while pending:
-        group, at = pending.pop()
-        if len(group) == 1:
-            ordered += group
-            continue
-        if at is None:
-            ordered += sorted(group, key=lambda call: (call.response_ids.tolist(), call.call_id))
-            continue
-        parts: dict[tuple[int, int, int], list[Call]] = {}
-        for call in group:
-            parts.setdefault(_against(group[0].prompt_ids, call.prompt_ids, at), []).append(call)
-        for key in sorted(parts, reverse=True):
-            pending.append((parts[key], abs(key[1]) + 1 if key[0] else None))
-    return ordered
-
-
-def _against(pivot: Int32, ids: Int32, at: int) -> tuple[int, int, int]:
-    """Sort key among vectors of one length that agree up to ``at``: (side of the pivot, how near to it, next token)."""
-    if ids is not pivot:
-        at += equal_run(pivot[at:], ids[at:])
-        if at < len(ids):
-            token = int(ids[at])
-            return (-1, at, token) if token < pivot[at] else (1, -at, token)
-    return (0, 0, 0)
+def _by_ids(x: Call, y: Call) -> int:
+    """Compare calls with prompts of one length by prompt ids, up to the first that differs; response ids; call id."""
+    at = equal_run(x.prompt_ids, y.prompt_ids)
+    if at < len(x.prompt_ids):
+        return int(x.prompt_ids[at]) - int(y.prompt_ids[at])
+    return -1 if (x.response_ids.tolist(), x.call_id) < (y.response_ids.tolist(), y.call_id) else 1
 
 
 class _Chain:
@@ -231,8 +215,8 @@ def _sample(rollout: Rollout, index: int, chain: _Chain, faithful: bool) -> Samp
         policy_version[at] = call.policy_version
     loss_mask = policy_version >= 0  # which a call's own versions are
     for column in (token_ids, loss_mask, logprobs, policy_version):
-        column.flags.writeable = False  # ours alone: the sample need not copy it
-    return Sample(
+        column.flags.writeable = False
+    return Sample._made(
         rollout_id=rollout.rollout_id,
         group_id=rollout.group_id,
         index=index,
@@ -245,7 +229,7 @@ def _sample(rollout: Rollout, index: int, chain: _Chain, faithful: bool) -> Samp
     )
 
 
-def _by_text(calls: Sequence[Call], decode: Callable[[list[int]], str]) -> tuple[list[Call], Route]:
+def _by_text(calls: Sequence[Call], decode: Callable[[list[int]], str], limit: int | None) -> tuple[list[Call], Route]:
     """The order and the route of "substitute": extend the sample with the longest text that starts the prompt's text.
 
     Written to be plain, not fast: it decodes every prompt and is for measuring only.
@@ -258,8 +242,11 @@ def _by_text(calls: Sequence[Call], decode: Callable[[list[int]], str]) -> tuple
         fits = [i for i, (_, text) in enumerate(known) if texts[call.call_id].startswith(text)]
         for i in sorted(fits, key=lambda i: (-len(known[i][1]), -_shared(known[i][0], prompt), i)):
             at = _same_text(known[i][0], prompt, decode)
-            if at is not None:
-                index, prompt = i, np.concatenate([known[i][0], prompt[at:]])
+            if at is None:
+                continue
+            overwritten = np.concatenate([known[i][0], prompt[at:]])
+            if limit is None or len(overwritten) + len(call.response_ids) <= limit:
+                index, prompt = i, overwritten
                 break
         tokens = np.concatenate([prompt, call.response_ids])
         known[index : index + 1] = [(tokens, decode(tokens.tolist()))]

@@ -48,7 +48,8 @@ def token_weights(
 
     Raises:
         ValueError: unknown mode, lengths that differ, negative or fractional entries, scale not finite and positive,
-            num_rollouts not whole, negative, or 0 where there are trained tokens, constant without scale.
+            num_rollouts not whole, negative, or 0 where there are trained tokens, constant without scale, a scale that
+            makes a weight 0 or infinite.
 
     Source: arXiv:2608.17528 (v1.0), loss normalisation, figure 5: lengths 50, 100 | 30, 30, 30 | 40 give the three
     rollouts (150, 90, 40)/280, (2, 3, 1)/6 and 1/3 each.
@@ -81,5 +82,7 @@ def token_weights(
         weight_S[trained_S] = 1.0 / (rollouts * np.bincount(rollout_T, weights=length_T)[rollout_T])
     else:
         assert scale is not None
-        weight_S[trained_S] = 1.0 / (rollouts * scale)
-    return weight_S
+        weight_S[trained_S] = 1.0 / (rollouts * float(scale))
+    if not weight_S[trained_S].min() > 0:
+        raise ValueError(f"scale and num_rollouts are too large: weights of {mode} come out as 0")
+    return checks.finite(weight_S, f"scale {scale} is too small: weights")

@@ -199,7 +199,7 @@ def unpack(packed: Packed, column: str | NDArray[Any]) -> list[NDArray[Any]]:
         if values is None:
             raise ValueError(f"column {column!r} is unknown; allowed: {', '.join(COLUMNS)}")
     else:
-        values = np.asarray(column)
+        values = checks.array(column, "column")
         if values.shape[:1] != (tokens,):
             raise ValueError(f"column has shape {values.shape}, the pack has {tokens} tokens")
     pieces = np.split(values, packed.cu_seqlens[1:-1]) if len(packed.order) else []
@@ -229,6 +229,8 @@ def check_place(at: int, count: int, what: str) -> None:
 
 def check_samples(samples: Sequence[Sample]) -> None:
     """Refuse what is no list of samples, by its place."""
+    if not isinstance(samples, Sequence):
+        raise ValueError(f"samples must be a list of Sample, got {checks.kind_of(samples)}")
     for index, sample in enumerate(samples):
         if not isinstance(sample, Sample):
             raise ValueError(f"samples[{index}] must be a Sample, got {checks.kind_of(sample)}")
@@ -237,10 +239,7 @@ def check_samples(samples: Sequence[Sample]) -> None:
 def checked_order(order: ArrayLike, samples: Sequence[Sample]) -> Int64:
     """Indices into samples, each in range and named once."""
     check_samples(samples)
-    chosen = checks.array(order, "order")
-    if chosen.ndim != 1 or (chosen.size and chosen.dtype.kind not in "iu"):
-        raise ValueError(f"order must be a vector of integers, got shape {chosen.shape} of {chosen.dtype}")
-    chosen = chosen.astype(np.int64)
+    chosen = checks.integers(order, "order")
     outside = (chosen < 0) | (chosen >= len(samples))
     if outside.any():
         at = int(np.argmax(outside))
@@ -260,6 +259,8 @@ def values_of(samples: Sequence[Sample], chosen: Int64, values: Scalars | None, 
     """Of each chosen sample float64, a number or [L], as it was given; NaN where nothing was."""
     if values is None:
         return [np.array(np.nan)] * len(chosen)
+    if isinstance(values, np.ndarray):
+        values = checks.array(values, name)
     if isinstance(values, str) or not np.iterable(values) or not hasattr(values, "__len__"):
         raise ValueError(f"{name} must have one entry a sample, got {values!r}")
     if len(values) != len(samples):

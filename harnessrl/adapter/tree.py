@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from harnessrl.adapter import checks
 from harnessrl.adapter.checks import Float64, Int64
 from harnessrl.adapter.packer import Origin, Scalars, check_place, check_samples, checked_order, joined, values_of
 from harnessrl.adapter.trie import Trie, build_trie, subtree_end
@@ -206,7 +207,7 @@ def unpack_tree(packed: PackedTree, column: str | NDArray[Any]) -> list[NDArray[
     named = isinstance(column, str)
     if isinstance(column, str) and column not in (*_SHARED, *_ON_CONTEXT):
         raise ValueError(f"column {column!r} is unknown; allowed: {', '.join((*_SHARED, *_ON_CONTEXT))}")
-    values = getattr(packed, column) if isinstance(column, str) else np.asarray(column)
+    values = getattr(packed, column) if isinstance(column, str) else checks.array(column, "column")
     if not named and values.shape[:1] != packed.token_ids.shape:
         raise ValueError(f"column has shape {values.shape}, the trees have {len(packed.token_ids)} nodes")
     out = []

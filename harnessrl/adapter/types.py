@@ -103,6 +103,8 @@ class Call:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Call:
         """Read one call of a trace line; unknown keys are ignored, absent or null ones take the field's default."""
+        if not isinstance(data, Mapping) or data.get("call_id") is None:
+            raise ValueError(f"a call must be an object with 'call_id', got {checks.kind_of(data)}")
         known: dict[str, Any] = {"prompt_ids": [], "response_ids": []}
         known |= {key: data[key] for key in cls.__dataclass_fields__ if data.get(key) is not None}
         return cls(**known)
@@ -149,6 +151,8 @@ class Rollout:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Rollout:
         """Read one line of a trace file (rollout_id, group_id, reward, calls); ids that are integers become strings."""
+        if not isinstance(data, Mapping):
+            raise ValueError(f"a rollout must be an object, got {checks.kind_of(data)}")
         missing = [key for key in ("rollout_id", "group_id", "calls") if data.get(key) is None]
         if missing:
             raise ValueError(f"rollout {data.get('rollout_id', '?')!r}: field {missing[0]!r} is missing")
@@ -233,18 +237,46 @@ class Sample:
         checks.text(self.rollout_id, where + "rollout_id")
         checks.text(self.group_id, where + "group_id")
         set_(self, "faithful", checks.flag(self.faithful, where + "faithful"))
-        set_(self, "spans", tuple(self.spans))
         length = len(self.token_ids)
         for name in ("loss_mask", "logprobs", "policy_version"):
             if getattr(self, name).shape != (length,):
                 shape = getattr(self, name).shape
                 raise ValueError(f"{where}{name} has shape {shape}, token_ids has length {length}")
+        if not isinstance(self.spans, Iterable):
+            raise ValueError(f"{where}spans must be a list of Span, got {checks.kind_of(self.spans)}")
+        set_(self, "spans", tuple(self.spans))
+        self._check_values(where)
+
+    def _check_values(self, where: str) -> None:
+        """Refuse what no call could have left: negative ids, impossible logprobs, a mask that is not the spans'."""
+        length, trained = len(self.token_ids), np.zeros(len(self.token_ids), dtype=np.bool_)
         before = 0
-        for span in self.spans:
-            if not before <= span.start <= span.stop <= length:
+        for index, span in enumerate(self.spans):
+            if not isinstance(span, Span):
+                raise ValueError(f"{where}spans[{index}] must be a Span, got {checks.kind_of(span)}")
+            whole = isinstance(span.start, (int, np.integer)) and isinstance(span.stop, (int, np.integer))
+            if not whole or not before <= span.start <= span.stop <= length:
                 at = f"{span.start}..{span.stop}"
                 raise ValueError(f"{where}span {at} of call {span.call_id!r} is not within {before}..{length}")
+            trained[span.start : span.stop] = True
             before = span.stop
+        possible = np.isnan(self.logprobs) | (np.isfinite(self.logprobs) & (self.logprobs <= LOGPROB_ROUNDING))
+        for name, wrong, why in (
+            ("token_ids", self.token_ids < 0, "an id cannot be negative"),
+            ("logprobs", ~possible, "a logprob is finite and at most 0, or NaN where it was not recorded"),
+            ("loss_mask", self.loss_mask != trained, "it is True inside the spans and nowhere else"),
+        ):
+            if wrong.any():
+                first = int(np.argmax(wrong))
+                raise ValueError(f"{where}{name}[{first}] is {getattr(self, name)[first]}; {why}")
+
+    @classmethod
+    def _made(cls, **fields: Any) -> Sample:
+        """A sample of columns that merging made from checked calls, in their final types: nothing is checked again."""
+        sample = object.__new__(cls)
+        for name, value in fields.items():
+            object.__setattr__(sample, name, value)
+        return sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -94,6 +95,13 @@ def notes(report: Report, source: Trace, tokenizer: TokenText | None) -> list[st
     if source.cut_line is not None:
         found.append(
             f"line {source.cut_line}, the last, is cut short and left out, as a run killed while writing leaves it"
+        )
+    times = Counter((row.step, row.rollout_id) for row in report.rows)
+    repeated = [name for (_, name), count in times.items() if count > 1]
+    if repeated:
+        found.append(
+            f"{len(report.rows) - len(times):,} lines repeat a rollout_id ({visible(repeated[0])} first); each line is "
+            "counted as a rollout"
         )
     unscored = sum(row.reward is None for row in report.rows)
     if unscored == len(report.rows):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
+from harnessrl.adapter.baselines import LARGEST
 from harnessrl.service.errors import ApiError
 from harnessrl.service.store import STATES
 
@@ -129,7 +129,8 @@ def new_event(body: Any) -> tuple[str, dict[str, Any], str | None]:
     need(event_id is None or isinstance(event_id, str), "event_id must be a string")
     if event_type in ("reward", "call_reward"):
         value = data.get("value")
-        need(isinstance(value, (int, float)) and math.isfinite(value), "a reward's data.value must be a finite number")
+        fits = isinstance(value, (int, float)) and abs(value) <= LARGEST  # NaN does not
+        need(fits, f"a reward's data.value must be a finite number within +-{LARGEST:g}")
     if event_type == "call_reward":
         need(
             isinstance(data.get("call_id"), str),

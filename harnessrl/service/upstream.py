@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from harnessrl.adapter.importers import NOT_RECORDED
 from harnessrl.adapter.types import LOGPROB_ROUNDING
 from harnessrl.service.attempts import Attempts
 from harnessrl.service.dialects import BIASES, MASKS, Ask, Pinned, masks, pin
@@ -170,7 +171,10 @@ def _ids(answer: dict[str, Any], choice: dict[str, Any], name: str) -> NDArray[n
 
 
 def _logprobs(choice: dict[str, Any]) -> NDArray[np.float32] | None:
-    """Logprobs of a choice's tokens; None unless there is one for each id, finite and (to rounding) not above 0."""
+    """Logprobs of a choice's tokens; None unless there is one for each id, finite and (to rounding) not above 0.
+
+    -9999.0 is none: vLLM writes it where it has no logprob, or one too small to say.
+    """
     logprobs = choice.get("logprobs") or {}
     values = logprobs.get("token_logprobs")
     if values is None and logprobs.get("content") is not None:
@@ -178,7 +182,8 @@ def _logprobs(choice: dict[str, Any]) -> NDArray[np.float32] | None:
     if values is None or len(values) != len(choice.get("token_ids") or []) or None in values:
         return None
     array = np.array(values, np.float32)
-    return array if (np.isfinite(array) & (array <= LOGPROB_ROUNDING)).all() else None
+    known = np.isfinite(array) & (array <= LOGPROB_ROUNDING) & (array != NOT_RECORDED)
+    return array if known.all() else None
 
 
 def _shown(ask: Ask, answer: dict[str, Any]) -> dict[str, Any]:

@@ -186,7 +186,7 @@ def make_updates(
     items = _items(samples, config.update.tree)
     plan = plan_updates(
         items.lengths,
-        **_counted(owner[[members[0] for members in items.members]], groups, config, len(batch.finished)),
+        **_counted(owner[[members[0] for members in items.members]], groups, config),
         world_size=world_size,
         max_tokens=config.update.max_tokens,
         oversize="alone",
@@ -214,8 +214,9 @@ def make_updates(
     return updates, metrics
 
 
-def _counted(owner: np.ndarray, groups: np.ndarray, config: Config, rollouts: int) -> dict[str, Any]:
+def _counted(owner: np.ndarray, groups: np.ndarray, config: Config) -> dict[str, Any]:
     """What updates are counted in: rollouts in whole groups, or (for ablation) single samples. `owner` is of the items."""
+    rollouts = len(np.unique(owner))
     size = config.update.rollouts_per_update or rollouts
     if config.update.split_rollouts:
         return {"rollout_index": np.arange(len(owner)), "num_updates": min(-(-rollouts // size), len(owner))}
@@ -227,8 +228,14 @@ def _used(batch: Batch, groups: np.ndarray, filter_zero_signal: bool) -> tuple[n
     used = ~np.isnan(batch.rewards) & ~batch.resampled
     if not filter_zero_signal:
         return used, 0.0
-    silent = np.bincount(groups, batch.advantages != 0)[groups] == 0
+    silent = np.bincount(groups, has_signal(batch))[groups] == 0
     return used & ~silent, float(len(np.unique(groups[used & silent])))
+
+
+def has_signal(batch: Batch) -> np.ndarray:
+    """Which rollouts have a token whose advantage is not 0, its own or through the credit of a call; bool [R]."""
+    credited = [bool(np.any(value)) for value in batch.credit]
+    return (batch.advantages != 0) | (np.bincount(batch.owner, credited, minlength=len(batch.advantages)) > 0)
 
 
 def padding_share(updates: Sequence[Sequence[Sequence[Packed | PackedTree]]]) -> float:

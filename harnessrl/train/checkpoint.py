@@ -186,15 +186,25 @@ def step_of(path: Path) -> int:
 
 def best(folder: Path) -> tuple[Path, Score] | None:
     """The complete checkpoint of the best score, the first where several are: validation counts before training."""
-    found = []
+    found, recorded = [], _recorded_best(folder)
     for path in complete(folder):
         try:
             item = json.loads((path / STATE).read_text())["score"]
-        except (OSError, ValueError, KeyError):
-            continue  # damaged; whoever loads it says so
-        if item is not None:
-            found.append((path, Score(**item)))
+            score = None if item is None else Score(**item)
+        except (OSError, ValueError, KeyError, TypeError):
+            score = recorded.get(path.name)  # damaged; whoever loads it says so
+        if score is not None:
+            found.append((path, score))
     return max(found, key=lambda item: (item[1].metric == VALIDATION, item[1].value), default=None)
+
+
+def _recorded_best(folder: Path) -> dict[str, Score]:
+    """Name and score in best.json; empty where there is none."""
+    try:
+        item = json.loads((folder / "best.json").read_text())
+        return {item["checkpoint"]: Score(metric=item["metric"], value=float(item["value"]))}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def usable(folder: Path) -> tuple[Path | None, list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from transformers.utils import logging
 
 from harnessrl.config import Lora
 from harnessrl.errors import ConfigError
+from harnessrl.metrics import read_manifest
 from harnessrl.train import checkpoint
 from harnessrl.train.lora import add_adapters, copy_weights
 from harnessrl.train.manifest import damage
@@ -60,7 +60,10 @@ def export(run: str | Path, out: str | Path, which: str = "") -> Path:
         raise ConfigError(f"{path} is damaged: {reason}")
     description = checkpoints / DESCRIPTION
     logging.disable_progress_bar()
-    config = AutoConfig.from_pretrained(description)
+    try:
+        config = AutoConfig.from_pretrained(description)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{description}: no configuration of a policy: {str(error).splitlines()[0]}") from error
     model, lora = AutoModelForCausalLM.from_config(config, dtype=torch.float32), _lora(Path(run))
     trained = model
     if lora.rank:
@@ -81,8 +84,7 @@ def export(run: str | Path, out: str | Path, which: str = "") -> Path:
 
 def _lora(run: Path) -> Lora:
     """The adapters that a run trains, by its manifest."""
-    manifest = run / "manifest.json"
-    config = json.loads(manifest.read_text())["config"] if manifest.exists() else {}
+    config = read_manifest(run).get("config", {})
     return Lora(**config.get("policy", {}).get("lora", {}))
 
 

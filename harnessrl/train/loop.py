@@ -88,12 +88,28 @@ def run_steps(config: Config, trainer: Trainer, roller: Roller | None, display: 
             metrics["update/computed_tokens"] = float(sums.totals["pack_tokens"])
             metrics["perf/train_tokens_per_second"] = sums.totals["pack_tokens"] / (updated - collected)
             roller.write(step, rolled, metrics, began)
+            warn(step, metrics, display)
             roller.validate(step + 1)
         if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps:
             trainer.save(roller.score() if roller else None)
         if roller:
             display.step(metrics)
     return metrics
+
+
+FAR = 0.1
+"""Nats: an engine and a trainer with the same weights do not differ by that much on a token, in bfloat16 either."""
+
+
+def warn(step: int, metrics: dict[str, float], display: Display) -> None:
+    """Say what a person would want to know at once."""
+    if metrics["policy/engine_logprob_gap"] > FAR:
+        gap = f"engine and trainer differ by {metrics['policy/engine_logprob_gap']:.2g} nats on a token of the same version"
+        display.note(f"step {step + 1}: {gap}: was it this policy that sampled (a replay's seed and policy.source)?")
+    if not metrics["update/trained_tokens"]:
+        display.note(
+            f"step {step + 1}: nothing was trained: no scored call of a trained agent, or no group with a signal"
+        )
 
 
 class Trainer:

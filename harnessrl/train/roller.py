@@ -20,7 +20,7 @@ from harnessrl.config import Config
 from harnessrl.display import Display
 from harnessrl.engine.torch_engine import TorchEngine
 from harnessrl.errors import ConfigError, RunError
-from harnessrl.metrics import VALIDATION, RunFolder, read_jsonl
+from harnessrl.metrics import VALIDATION, RunFolder, of_steps, read_jsonl
 from harnessrl.preflight import resolve
 from harnessrl.trace import read_steps
 from harnessrl.train import checkpoint
@@ -94,7 +94,11 @@ class Roller:
                 stack.callback(self.services.close)
             self.record = RunFolder(self.config.folder, self.start, asdict(self.config))
             stack.callback(self.record.close)
-            self.recent = deque(read_jsonl(self.config.folder / "metrics.jsonl"), maxlen=checkpoint.WINDOW)
+            earlier = of_steps(read_jsonl(self.config.folder / "metrics.jsonl"))
+            if len(earlier) < self.start:
+                lost = f"{len(earlier)} of the {self.start} steps before; the others are lost"
+                self.display.note(f"metrics.jsonl in {self.config.folder} holds {lost}")
+            self.recent = deque(earlier, maxlen=checkpoint.WINDOW)
             self.stack = stack.pop_all()
         return self
 
@@ -136,7 +140,7 @@ class Roller:
             size = self.config.task.group_size
             return self._run(rollout_specs(inputs, self.config, f"train-{self.config.seed}-{step:05d}", size, first))
 
-        items = collect_groups(groups, self.config.task)
+        items = collect_groups(groups, self.config)
         self._note_failures(f"step {step + 1}", items)
         return items
 

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 from tokenizers import Tokenizer
 
-from harnessrl.train.batch import Batch
+from harnessrl.train.batch import Batch, has_signal
 
 
 def batch_metrics(batch: Batch, kinds: Counter[str]) -> dict[str, float]:
@@ -63,9 +63,9 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _zero_signal(batch: Batch) -> int:
-    """Groups none of whose rollouts has an advantage."""
+    """Groups none of whose rollouts has a signal."""
     groups = np.unique([item.rollout.group_id for item in batch.finished], return_inverse=True)[1]
-    return int((np.bincount(groups, batch.advantages != 0) == 0).sum())
+    return int((np.bincount(groups, has_signal(batch)) == 0).sum())
 
 
 def histograms(batch: Batch) -> dict[str, np.ndarray]:

@@ -137,6 +137,18 @@ def test_unrelated(decode):
     )
 
 
+def test_a_grader_that_quotes_an_answer_has_a_conversation_of_its_own():
+    grader = "<s>|<system>|grade|this|answer|of|a|pupil|<end>|<user>|yes|<end>|<bot>"
+    assert kind((CHAT, "yes|<end>"), (grader, "good|<end>"), agents=("solver", "grader")) == "unrelated"
+    assert kind((CHAT, "yes|<end>"), (grader, "good|<end>")) == "rewritten"  # one agent: its history under another head
+
+
+def test_another_agent_on_the_same_history_rewrites_it():
+    seen, masked = f"{CHAT}|look|<end>|<tool>|page|<end>|<bot>", f"{CHAT}|look|<end>|<tool>|...|<end>|<bot>"
+    said = (f"{masked}|found|<end>|<bot>", "ok")
+    assert kind((CHAT, "look|<end>"), (seen, "found|<end>"), said, agents=("a", "a", "b")) == "rewritten"
+
+
 def test_without_text_a_difference_is_only_that():
     assert kind((CHAT, "h|aving|<end>"), (f"{CHAT}|hav|ing|<end>|more", "ok"), decode=None) == "diverged"
 

@@ -3,6 +3,7 @@
 import copy
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -159,6 +160,37 @@ def test_a_vllm_response(read, response):
     assert call.logprobs.tolist() == [-0.5, -0.25]
     assert (call.finish_reason, call.delivered) == (response["choices"][0]["finish_reason"], True)
     assert rollout.reward == 0.5 and read([response], **NAMES).reward is None
+
+
+def test_a_logprob_that_says_unknown_makes_all_of_the_call_unrecorded():
+    """vLLM's chat answers carry -9999.0 where they carry nothing; as a value it would be trained."""
+    chat = changed(CHAT, (*FIRST, "logprobs", "content", 1, "logprob"), -9999.0)
+    completion = changed(COMPLETION, (*FIRST, "logprobs", "token_logprobs"), [-9999, -0.25])
+    events = [request([1, 2], [3, 4], [-0.5, -9999.0])]
+    for rollout in (
+        from_vllm_chat([chat], **NAMES),
+        from_vllm_completions([completion], **NAMES),
+        from_agent_lightning(events, **NAMES),
+    ):
+        assert rollout.calls[0].logprobs is None
+        assert [skip.reason for skip in merge_calls(rollout).skipped] == ["missing_logprobs"]
+    near = changed(CHAT, (*FIRST, "logprobs", "content", 1, "logprob"), -9998.0)
+    assert from_vllm_chat([near], **NAMES).calls[0].logprobs.tolist() == [-0.5, -9998.0]
+
+
+def test_ids_may_be_arrays():
+    ids = np.array([1, 2])
+    chat = changed(CHAT, ("prompt_token_ids",), ids)
+    completion = changed(COMPLETION, (*FIRST, "prompt_token_ids"), ids)
+    events = [request(ids, np.array([3, 4]), np.array([-0.5, -0.25]))]
+    for rollout in (
+        from_vllm_chat([chat], **NAMES),
+        from_vllm_completions([completion], **NAMES),
+        from_agent_lightning(events, **NAMES),
+    ):
+        assert rollout.calls[0].prompt_ids.tolist() == [1, 2] and rollout.calls[0].response_ids.tolist() == [3, 4]
+    with pytest.raises(ValueError, match="field prompt_token_ids has no ids"):
+        from_vllm_chat([changed(CHAT, ("prompt_token_ids",), np.array([], int))], **NAMES)
 
 
 @pytest.mark.parametrize(("read", "response"), [(from_vllm_chat, CHAT), (from_vllm_completions, COMPLETION)])

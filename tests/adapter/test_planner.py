@@ -100,6 +100,28 @@ def test_updates_are_counted_in_rollouts_and_the_last_may_be_smaller():
     assert counts == [2, 2, 1]
 
 
+def sizes_of_updates(sizes, per_update, seed=0):
+    """Rollouts in each update, and its groups, for groups of these sizes."""
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    arguments = {"rollouts_per_update": per_update, "world_size": 1, "max_tokens": 99, "group_index": groups}
+    plan = plan_updates(np.ones(len(groups), int), np.arange(len(groups)), **arguments, seed=seed)
+    return [len(u.samples) for u in plan.updates], [sorted(set(groups[u.samples].tolist())) for u in plan.updates]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_of_unequal_sizes_fill_their_updates(seed):
+    assert sizes_of_updates([1, 8] * 4, 8, seed)[0] == [8, 8, 8, 8, 4]
+    assert sizes_of_updates([5, 3, 9, 4, 2, 4], 8, seed)[0] == [9, 8, 8, 2]
+
+
+def test_equal_groups_meet_in_the_order_of_the_shuffle():
+    for seed, sizes, per_update in ((0, [2] * 7, 4), (1, [3] * 8, 8), (2, [1] * 10, 3)):
+        order = np.random.default_rng(seed).permutation(len(sizes)).tolist()
+        step = per_update // sizes[0]
+        expected = [sorted(order[at : at + step]) for at in range(0, len(order), step)]
+        assert sizes_of_updates(sizes, per_update, seed)[1] == expected
+
+
 def test_num_updates_spreads_rollouts_evenly():
     plan = plan_updates([1] * 8, range(8), num_updates=3, world_size=1, max_tokens=9)
     assert sorted(len(update.samples) for update in plan.updates) == [2, 3, 3]
@@ -291,10 +313,10 @@ def test_spread_fills_no_slot_over_its_room(seed):
         (([1.5], [0]), {}, "lengths must be a vector of integers"),
         (([1], [0]), {"num_updates": None}, "exactly one of rollouts_per_update and num_updates"),
         (([1], [0]), {"rollouts_per_update": 1}, "exactly one of rollouts_per_update and num_updates"),
-        (([1], [0]), {"num_updates": 0}, "num_updates must be positive, got 0"),
-        (([1], [0]), {"num_updates": None, "rollouts_per_update": 0}, "rollouts_per_update must be positive, got 0"),
-        (([1], [0]), {"world_size": 0}, "world_size must be positive, got 0"),
-        (([1], [0]), {"max_tokens": 0}, "max_tokens must be positive, got 0"),
+        (([1], [0]), {"num_updates": 0}, "num_updates is 0; allowed: 1 or more"),
+        (([1], [0]), {"num_updates": None, "rollouts_per_update": 0}, "rollouts_per_update is 0; allowed: 1 or more"),
+        (([1], [0]), {"world_size": 0}, "world_size is 0; allowed: 1 or more"),
+        (([1], [0]), {"max_tokens": 0}, "max_tokens is 0; allowed: 1 or more"),
         (([1], [0]), {"max_tokens": float("nan")}, "max_tokens must be a whole number, got nan of type float"),
         (([1], [0]), {"max_tokens": float("inf")}, "max_tokens must be a whole number, got inf of type float"),
         (([1], [0]), {"max_tokens": None}, "max_tokens must be a whole number, got None"),

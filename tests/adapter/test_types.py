@@ -46,6 +46,38 @@ def test_read_only_arrays_are_shared():
     ids = np.array([1, 2], dtype=np.int32)
     ids.flags.writeable = False
     assert np.shares_memory(call(prompt_ids=ids).prompt_ids, ids)
+    made = call(prompt_ids=[1, 2, 3])
+    again = dataclasses.replace(made, response_ids=made.prompt_ids[1:])
+    assert np.shares_memory(again.prompt_ids, made.prompt_ids)
+    assert np.shares_memory(again.response_ids, made.prompt_ids)
+
+
+def test_bytes_are_shared():
+    ids = np.frombuffer(np.array([1, 2], dtype=np.int32).tobytes(), np.int32)
+    assert np.shares_memory(call(prompt_ids=ids).prompt_ids, ids)
+
+
+def test_a_read_only_view_of_what_can_be_written_is_copied():
+    ids = np.array([1, 2], dtype=np.int32)
+    view = ids[:]
+    view.flags.writeable = False
+    made = call(prompt_ids=view)
+    ids[0] = 7
+    assert made.prompt_ids.tolist() == [1, 2]
+
+
+def test_so_is_what_another_library_lends():
+    class Lender:
+        def __init__(self):
+            self.ids = np.array([1, 2], dtype=np.int32)
+
+        def __array__(self, dtype=None, copy=None):
+            return self.ids
+
+    lender = Lender()
+    made = call(prompt_ids=lender)
+    lender.ids[0] = 7
+    assert made.prompt_ids.tolist() == [1, 2] and lender.ids.flags.writeable
 
 
 def test_a_version_that_does_not_fit_is_refused():

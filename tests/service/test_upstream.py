@@ -128,7 +128,11 @@ def test_missing_ids_or_logprobs_are_recorded_as_missing(tmp_path):
             answer["choices"][0]["logprobs"]["content"][0]["logprob"] = 0.5
             return answer
 
-        for change in (one_short, positive):
+        def unknown(answer):
+            answer["choices"][0]["logprobs"]["content"][1]["logprob"] = -9999.0
+            return answer
+
+        for change in (one_short, positive, unknown):
             upstream.change = change
             await client.chat("r0")
         without_ids, *without_logprobs = await client.calls("r0")

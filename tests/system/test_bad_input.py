@@ -29,6 +29,10 @@ def test_an_occupied_port_and_a_missing_name_stop_before_anything_starts(tmp_pat
         (["train", "experiments/lookup/config.yaml", "steps=x"], "steps"),
         (["train", "experiments/lookup/config.yaml", "policy.source=/nowhere"], "/nowhere has no config.json"),
         (["train", "experiments/lookup/config.yaml", "replay=/nowhere.jsonl"], "/nowhere.jsonl: No such file"),
+        (
+            ["train", "experiments/lookup/config.yaml", "policy.source=json:dumps"],
+            "cannot be called as policy(seed, cache",
+        ),
         (["ablate", "nowhere.yaml"], "nowhere.yaml: no such file"),
         (["ablate", "ablations/normalization.yaml", "seeds=none"], "seeds must be a whole number"),
         (["ablate", "ablations/normalization.yaml", "loss.foo=1"], "loss.foo"),

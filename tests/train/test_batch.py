@@ -337,3 +337,23 @@ def test_version_age_is_a_mean_over_trained_tokens():
     batch = make_batch([finished("a-0", 1.0, *calls)], config())
     assert version_age(batch, 5) == (2 * 1 + 0 * 3) / 4
     assert np.isnan(version_age(make_batch([finished("a-0", 1.0)], config()), 5))
+
+
+def test_replaced_and_unscored_rollouts_do_not_add_split_updates():
+    items = mixed_lengths()
+    gone = [dataclasses.replace(item, resampled=True) for item in items[:4]] + items[4:]
+    plan = {"rollouts_per_update": 4, "split_rollouts": True, "max_tokens": 100}
+    updates, _ = make_updates(make_batch(gone, config(**plan)), config(**plan), seed=0)
+    assert len(updates) == 1 and len(trained(updates)[0]) == 4
+
+
+def test_credit_of_a_call_keeps_its_group_from_the_zero_signal_filter():
+    settings = dataclasses.replace(
+        config(filter_zero_signal=True), advantage=Advantage(estimator="dr_grpo", credit="discounted")
+    )
+    items = rollouts({"a": [1.0, 1.0], "b": [0.0, 0.0]})
+    items[0] = dataclasses.replace(items[0], call_rewards={"c": 0.5})
+    batch = make_batch(items, settings)
+    updates, metrics = make_updates(batch, settings, seed=0)
+    assert trained(updates) == [["a-0", "a-1"]] and metrics["update/filtered_groups"] == 1
+    assert batch_metrics(batch, Counter())["advantage/zero_signal_groups"] == 1

@@ -304,4 +304,14 @@ def test_what_cannot_be_exported_is_said(exportable, tmp_path):
     flip(tmp_path / "run" / "checkpoints" / "step-00003" / "__0_0.distcp")
     with pytest.raises(ConfigError, match="step-00003 is damaged"):
         export(tmp_path / "run", tmp_path / "out")
+    (tmp_path / "run" / "checkpoints" / "step-00002" / "state.json").write_text("[]")
+    with pytest.raises(ConfigError, match="step-00002 is damaged"):  # the best is the one that was, not the next best
+        export(tmp_path / "run", tmp_path / "out", "step=best")
+    (tmp_path / "run" / "manifest.json").write_text('{"config": ')
+    with pytest.raises(ConfigError, match=r"manifest\.json: damaged, not JSON"):
+        export(tmp_path / "run", tmp_path / "out", "step=1")
+    (tmp_path / "run" / "manifest.json").unlink()
+    (tmp_path / "run" / "checkpoints" / "policy" / "config.json").unlink()
+    with pytest.raises(ConfigError, match="checkpoints/policy: no configuration of a policy"):
+        export(tmp_path / "run", tmp_path / "out", "step=1")
     assert named(tmp_path) == ["run"]
