@@ -118,7 +118,10 @@ def make_batch(finished: Sequence[Finished], config: Config, tokenizer: Tokenize
         overlong=overlong,
         resampled=np.array([item.resampled for item in finished], bool),
         credit=(),
-        unused_call_rewards=sum(unused(merge, item.call_rewards, config.advantage) for item, merge in given),
+        unused_call_rewards=sum(
+            len(item.call_rewards) if item.resampled else unused(merge, item.call_rewards, config.advantage)
+            for item, merge in given
+        ),
     )
     return with_rewards(batch, rewards, config)
 

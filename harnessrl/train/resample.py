@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from harnessrl.adapter import rollout_advantages
-from harnessrl.config import Config
+from harnessrl.config import Task
 from harnessrl.train.batch import Finished, effective_rewards
 
 Items = list[dict[str, Any]]
 
 
-def collect_groups(collect: Callable[[int, int], Items], config: Config) -> Items:
+def collect_groups(collect: Callable[[int, int], Items], task: Task) -> Items:
     """Collect a step's `task.groups` groups, and with `task.resample_zero_signal` replace those without a signal.
 
     Each round collects as many groups as the one before left without a signal. What is replaced stays in the step's
@@ -26,15 +26,14 @@ def collect_groups(collect: Callable[[int, int], Items], config: Config) -> Item
 
     Args:
         collect: (count, first) -> trace lines of `count` groups of the next inputs; `first` were collected in this step.
-        config: sizes, bounds, what a reward is (failures, overlong rollouts), and whether calls have rewards of their own.
+        task: sizes, bounds, and what a reward is (failures, overlong rollouts).
     Returns:
         trace lines of all groups.
     """
-    task = config.task
     items, count, first = [], task.groups, 0
     for _ in range(task.max_resample if task.resample_zero_signal else 0):
         fresh = collect(count, first)
-        silent = silent_groups(fresh, config)
+        silent = silent_groups(fresh, task)
         items += [item | ({"resampled": True} if item["group_id"] in silent else {}) for item in fresh]
         first, count = first + count, len(silent)
         if not count:
@@ -42,16 +41,10 @@ def collect_groups(collect: Callable[[int, int], Items], config: Config) -> Item
     return items + collect(count, first)
 
 
-def silent_groups(items: Sequence[Mapping[str, Any]], config: Config) -> set[str]:
-    """The groups whose scored rollouts all have equal rewards, or that have fewer than two; by their ids.
-
-    Where credit is split (`advantage.credit`), a group with a reward of a single call is not silent.
-    """
-    task = config.task
+def silent_groups(items: Sequence[Mapping[str, Any]], task: Task) -> set[str]:
+    """The groups whose scored rollouts all have equal rewards, or that have fewer than two; by their ids."""
     finished = [Finished.from_trace(item, task.failure_reward) for item in items]
     rewards, _ = effective_rewards([item.rollout for item in finished], task)
     groups = np.array([item.rollout.group_id for item in finished])
     signal = rollout_advantages(rewards, groups.tolist(), "dr_grpo") != 0
-    if config.advantage.credit != "identical":
-        signal = signal | np.array([any(item.call_rewards.values()) for item in finished], bool)
     return set(groups.tolist()) - set(groups[signal].tolist())

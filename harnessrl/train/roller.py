@@ -140,7 +140,7 @@ class Roller:
             size = self.config.task.group_size
             return self._run(rollout_specs(inputs, self.config, f"train-{self.config.seed}-{step:05d}", size, first))
 
-        items = collect_groups(groups, self.config)
+        items = collect_groups(groups, self.config.task)
         self._note_failures(f"step {step + 1}", items)
         return items
 

@@ -356,4 +356,7 @@ def test_credit_of_a_call_keeps_its_group_from_the_zero_signal_filter():
     batch = make_batch(items, settings)
     updates, metrics = make_updates(batch, settings, seed=0)
     assert trained(updates) == [["a-0", "a-1"]] and metrics["update/filtered_groups"] == 1
-    assert batch_metrics(batch, Counter())["advantage/zero_signal_groups"] == 1
+    found = batch_metrics(batch, Counter())
+    assert (found["advantage/zero_signal_groups"], found["advantage/unused_call_rewards"]) == (1, 0)
+    items[0] = dataclasses.replace(items[0], resampled=True)  # replaced for its rollouts' rewards: the call's is lost
+    assert batch_metrics(make_batch(items, settings), Counter())["advantage/unused_call_rewards"] == 1

@@ -2,14 +2,10 @@
 
 import pytest
 
-from harnessrl.config import Advantage, Config, Task
+from harnessrl.config import Task
 from harnessrl.train.resample import collect_groups, silent_groups
 
 TASK = {"inputs": "a:b", "harness": "a:c", "groups": 3, "group_size": 2}
-
-
-def settings(credit="identical", **task):
-    return Config(task=Task(**TASK, **task), advantage=Advantage(credit=credit))
 
 
 class Stream:
@@ -36,7 +32,7 @@ class Stream:
 
 def collected(stream, **task):
     """(groups to train, groups replaced), in order."""
-    items = collect_groups(stream, settings(**task))
+    items = collect_groups(stream, Task(**TASK, **task))
     ids = list(dict.fromkeys(item["group_id"] for item in items))
     replaced = {item["group_id"] for item in items if item.get("resampled")}
     assert all(item.get("resampled", False) == (item["group_id"] in replaced) for item in items)
@@ -67,28 +63,20 @@ def test_after_the_last_round_what_has_no_signal_stays():
     [((0.1, 0.1), True), ((0.1, 0.1 + 1e-12), False), ((None, 1), True), ((None, None), True), ((0, 1), False)],
 )
 def test_a_signal_is_a_difference_between_scored_rollouts(rewards, silent):
-    assert silent_groups(Stream(rewards)(1, 0), settings()) == ({"0"} if silent else set())
+    assert silent_groups(Stream(rewards)(1, 0), Task(**TASK)) == ({"0"} if silent else set())
 
 
 def test_a_failure_of_its_own_has_its_reward_and_a_lost_rollout_has_none():
     items = Stream((None, 1))(1, 0)
     for failure, silent in (("timeout", set()), ("lost", {"0"})):
-        assert silent_groups([items[0] | {"failure": failure}, items[1]], settings()) == silent
-    assert silent_groups([items[0] | {"failure": "timeout"}, items[1]], settings(failure_reward=1.0)) == {"0"}
+        assert silent_groups([items[0] | {"failure": failure}, items[1]], Task(**TASK)) == silent
+    assert silent_groups([items[0] | {"failure": "timeout"}, items[1]], Task(**TASK, failure_reward=1.0)) == {"0"}
 
 
 def test_overlong_rollouts_count_as_the_advantages_see_them():
     items = Stream((1, 0))(1, 0)
     long = {"call_id": "c", "prompt_ids": [1], "response_ids": [2] * 9, "logprobs": [-1.0] * 9}
     items[1]["calls"] = [long]
-    assert silent_groups(items, settings(overlong_tokens=8)) == {"0"}  # masked: one scored rollout is left
-    penalised = settings(overlong_tokens=8, overlong="penalise", overlong_penalty=-1.0)
+    assert silent_groups(items, Task(**TASK, overlong_tokens=8)) == {"0"}  # masked: one scored rollout is left
+    penalised = Task(**TASK, overlong_tokens=8, overlong="penalise", overlong_penalty=-1.0)
     assert silent_groups(items, penalised) == {"0"}  # 0 + 1 equals 1
-
-
-def test_a_reward_of_a_single_call_is_a_signal_where_credit_is_split():
-    items = Stream((1, 1), (0, 0))(2, 0)
-    items[0]["call_rewards"] = {"c": 0.5}
-    items[2]["call_rewards"] = {"c": 0.0}
-    assert silent_groups(items, settings()) == {"0", "1"}
-    assert silent_groups(items, settings(credit="discounted")) == {"1"}
