@@ -32,7 +32,7 @@ def slow_first_fit_decreasing(lengths, room):
     return bin_of
 
 
-def keep_promises(plan, lengths, rollouts, *, world_size, max_tokens, groups=None, per_update=None, num_updates=None):
+def assert_promises(plan, lengths, rollouts, *, world_size, max_tokens, groups=None, per_update=None, num_updates=None):
     """Promises 1 to 5, in their order."""
     planned = [index for update in plan.updates for pack in packs_of(update) for index in pack]
     assert sorted(planned) == list(range(len(lengths)))
@@ -66,7 +66,7 @@ def test_promises_on_random_batches(seed, grouped, counted, world_size):
     groups = rollouts // 4 if grouped else None
     arguments = {"world_size": world_size, "max_tokens": 100, "group_index": groups, "oversize": "alone", "seed": seed}
     plan = plan_updates(lengths, rollouts, **counted, **arguments)
-    keep_promises(
+    assert_promises(
         plan,
         lengths.tolist(),
         rollouts.tolist(),
@@ -80,14 +80,14 @@ def test_promises_on_random_batches(seed, grouped, counted, world_size):
 
 def test_the_check_of_promises_can_fail():
     plan = plan_updates([1, 1, 1, 1], [0, 0, 1, 1], num_updates=2, world_size=1, max_tokens=9)
-    keep_promises(plan, [1, 1, 1, 1], [0, 0, 1, 1], world_size=1, max_tokens=9)
+    assert_promises(plan, [1, 1, 1, 1], [0, 0, 1, 1], world_size=1, max_tokens=9)
     for lengths, rollouts, keywords in (
         ([1, 1, 1, 1, 1], [0, 0, 1, 1, 1], {"max_tokens": 9}),  # a sample that was not planned
         ([1, 1, 1, 1], [0, 1, 0, 1], {"max_tokens": 9}),  # rollouts torn apart
         ([5, 5, 5, 5], [0, 0, 1, 1], {"max_tokens": 9}),  # packs too long
     ):
         with pytest.raises((AssertionError, KeyError)):
-            keep_promises(plan, lengths, rollouts, world_size=1, **keywords)
+            assert_promises(plan, lengths, rollouts, world_size=1, **keywords)
 
 
 # Counting in rollouts

@@ -206,7 +206,8 @@ def test_a_stopped_worker_that_comes_back_starts_over(tmp_path):
             worker.process.send_signal(signal.SIGCONT)
         (item,) = await client.traces(1)
         assert (item["attempt"], item["reward"], item["state"]) == ("1", 0.5, "succeeded")
-        async with asyncio.timeout(10):
+        assert len(started["data"]["pids"]) == 2  # the harness and its child
+        async with asyncio.timeout(10):  # passing in time is the assertion
             while any(alive(pid) for pid in started["data"]["pids"]):
                 await asyncio.sleep(0)
 
@@ -293,7 +294,8 @@ def test_ending_or_deleting_a_rollout_stops_its_harness(tmp_path, how):
         await client.create("a", **command(harnesses.WAIT_WITH_CHILD))
         (started,) = await until(client, "/api/rollouts/a/events", len)
         await client.send(how, "/api/rollouts/a", {"status": {"state": "failed"}})
-        async with asyncio.timeout(10):
+        assert len(started["data"]["pids"]) == 2  # the harness and its child
+        async with asyncio.timeout(10):  # passing in time is the assertion
             while any(alive(pid) for pid in started["data"]["pids"]):
                 await asyncio.sleep(0)
 
