@@ -20,7 +20,7 @@ from harnessrl.display import QUIET_SECONDS, summarise
 from harnessrl.grid import Cell, Grid, read_grid
 from harnessrl.metrics import versions, write_atomically
 from harnessrl.preflight import check
-from harnessrl.report import draw_curves, summary_table
+from harnessrl.report import draw_curves, summary_tables
 from harnessrl.results import PRIMARY, Results, differences
 
 
@@ -92,7 +92,8 @@ def _finish(grid: Grid, results: Results, console: Console, seconds: float) -> i
     shown = results.only([cell.key for cell in grid.cells])
     if shown.runs:
         draw_curves(grid.folder / "curves.png", shown, grid.reported)
-        console.print(summary_table(grid.name, shown, grid.reference))
+        for table in summary_tables(grid.name, shown, grid.reference):
+            console.print(table)
         for line in grid.reported:
             console.print(line, highlight=False, markup=False)
         text = f"{grid.results}/summary.csv, {grid.folder}/curves.png; {seconds:.0f} s"

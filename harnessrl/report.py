@@ -28,48 +28,51 @@ DESCRIPTION = {
 }
 
 
-def summary_table(name: str, results: Results, reference: str) -> Table:
-    """Interquartile mean and interval of each setting, and what the primary outcomes differ from the reference's."""
+def summary_tables(name: str, results: Results, reference: str) -> list[Table]:
+    """Each setting's interquartile means with intervals; and what the primary outcomes differ from the reference's."""
     seeds = max(len(results.outcome(setting, "steps")) for setting in results.settings)
     kind = "95 % bootstrap interval" if seeds >= ENOUGH_SEEDS else "range"
-    table = Table(
-        title=f"{name}: interquartile mean over {seeds} seeds, {kind} below it\n"
-        f"(difference: to {reference}, paired by seed; P: probability that a run is higher)",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("setting", no_wrap=True)
-    for label in PRIMARY.values():
-        table.add_column(label.replace(" ", "\n", 1), justify="right", no_wrap=True)
-        table.add_column("difference", justify="right", no_wrap=True)
-        table.add_column("P", justify="right", no_wrap=True)
-    for label in DESCRIPTION.values():
-        table.add_column(label, justify="right", no_wrap=True)
+    values = _table(f"{name}: interquartile mean over {seeds} seeds\n({kind} below it)")
+    for label in (*PRIMARY.values(), *DESCRIPTION.values()):
+        values.add_column(label.replace(" ", "\n", 1), justify="right", no_wrap=True)
     for setting in results.settings:
-        cells = []
-        for key in PRIMARY:
-            cells += [_cell(results, setting, key), *_against(results, setting, reference, key)]
-        table.add_row(setting, *cells, *(_cell(results, setting, key) for key in DESCRIPTION), end_section=True)
+        cells = [_cell(results, setting, key) for key in (*PRIMARY, *DESCRIPTION)]
+        values.add_row(setting, *cells, end_section=True)
+    if len(results.settings) == 1 or reference not in results.settings:
+        return [values]
+    against = _table(f"difference to {reference}, paired by seed\n(P: probability that a run is higher)")
+    for label in PRIMARY.values():
+        against.add_column(label, justify="right", no_wrap=True)
+        against.add_column("P", justify="right", no_wrap=True)
+    for setting in results.settings:
+        if setting != reference:
+            against.add_row(
+                setting, *(x for key in PRIMARY for x in _against(results, setting, reference, key)), end_section=True
+            )
+    return [values, against]
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("setting", no_wrap=True)
     return table
 
 
 def _cell(results: Results, setting: str, key: str) -> str:
     values = np.array(list(results.outcome(setting, key).values()))
     low, high = interval(values)
-    return f"{interquartile_mean(values):.3f}\n{low:.3f}–{high:.3f}"
+    return f"{interquartile_mean(values):.3f}\n{low:.2f}–{high:.2f}"
 
 
 def _against(results: Results, setting: str, reference: str, key: str) -> tuple[str, str]:
-    """The paired difference with its interval, and the probability of improvement; nothing against itself."""
-    if setting == reference or reference not in results.settings:
-        return "", ""
+    """The paired difference with its interval, and the probability of improvement."""
     ours, theirs = results.outcome(setting, key), results.outcome(reference, key)
     differences = paired_differences(ours, theirs)
     if len(differences) == 0:
-        return "no common\nseed", ""
+        return "no common seed", ""
     low, high = interval(differences)
     better = probability_of_improvement(*(np.array(list(values.values())) for values in (ours, theirs)))
-    return f"{interquartile_mean(differences):+.3f}\n{low:+.3f}–{high:+.3f}", f"{better:.2f}"
+    return f"{interquartile_mean(differences):+.3f}\n{low:+.3f} to {high:+.3f}", f"{better:.2f}"
 
 
 def over_tasks(tasks: Sequence[Results], key: str) -> dict[str, tuple[float, float, float]]:

@@ -11,7 +11,7 @@ from harnessrl.adapter import Rollout
 from harnessrl.compare import sparkline
 from harnessrl.config import Advantage, Config, Policy, Task
 from harnessrl.errors import ConfigError
-from harnessrl.report import over_tasks, smooth, summary_table
+from harnessrl.report import over_tasks, smooth, summary_tables
 from harnessrl.results import Results, digest
 
 
@@ -121,15 +121,18 @@ def test_the_digest_is_of_the_setting_and_not_of_where_or_how_fast_it_runs():
     assert digest(Config(task=Task(env_map={"Q": "input.q"}))) != plain
 
 
-def test_the_table_pairs_settings_by_seed(tmp_path, capsys):
+def test_the_tables_pair_settings_by_seed_and_fit_into_eighty_columns(tmp_path, capsys):
     from rich.console import Console
 
     results, _ = grid_of(tmp_path)
-    Console(width=150).print(summary_table("grid", results, "low"))
+    for table in summary_tables("grid", results, "low"):
+        Console(width=80).print(table)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    high = next(line for line in lines if line[:1] == ["high"])
-    assert high[1:4] == ["0.520", "+0.100", "1.00"]  # interquartile mean of .50 to .54; every pair is higher
-    assert [cell for cell in lines[lines.index(high) + 1] if cell.startswith("+0.1")] == ["+0.100–+0.100"]
+    value, difference = (number for number, line in enumerate(lines) if line[:1] == ["high"])
+    assert lines[value][1] == "0.520"  # interquartile mean of .50 to .54
+    assert lines[difference][1:3] == ["+0.100", "1.00"]  # every pair is higher
+    assert lines[difference + 1][:3] == ["+0.100", "to", "+0.100"]
+    assert not any("…" in cell for line in lines for cell in line)
 
 
 def test_tasks_are_strata(tmp_path):
