@@ -7,6 +7,8 @@ updates and deals the packs. Started plainly, the world has size 1 and nothing h
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,6 +63,13 @@ class World:
         return items
 
 
+def _end_with(launcher: int) -> None:
+    """End this rank when its launcher was killed: it would wait in a collective for as long as those may take."""
+    while os.getppid() == launcher:
+        time.sleep(1)
+    os._exit(1)
+
+
 @contextmanager
 def world(*, dtype: torch.dtype = torch.float32) -> Iterator[World]:
     """Join the process group that torchrun describes in the environment, or be alone.
@@ -71,6 +80,8 @@ def world(*, dtype: torch.dtype = torch.float32) -> Iterator[World]:
         dtype: what policies will compute in; one process needs a group of its own for another than float32 (`shard`).
     """
     size, local = (int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")))
+    if size > 1:
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     cuda = torch.cuda.is_available()
     device = f"cuda:{local}" if cuda else "cpu"
     if cuda:

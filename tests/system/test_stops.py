@@ -2,11 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from harnessrl.metrics import read_jsonl
-from tests.system.running import children_of, gone, harnessrl, start, wait_for
+from tests.system.running import ENV, ROOT, children_of, gone, harnessrl, start, wait_for
 from tests.system.toy import write_config
 
 
@@ -36,3 +38,18 @@ def test_a_harness_that_hangs_is_a_timeout_with_the_failure_reward(tmp_path):
     assert done.returncode == 0, done.stderr
     (line,) = read_jsonl(tmp_path / "runs" / "toy" / "metrics.jsonl")
     assert line["rollout/failed_timeout"] == 12 and line["reward/mean"] == 0 and line["loss/policy"] == 0
+
+
+def test_ranks_end_when_their_launcher_is_killed(tmp_path):
+    config = write_config(tmp_path, steps=100)
+    mark = f"{os.getpid()}-launcher"
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "harnessrl"]
+    process = subprocess.Popen(
+        [*argv, "train", str(config)], cwd=ROOT, env=ENV | {"HARNESSRL_TEST": mark}, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+    )  # fmt: skip
+    wait_for(process, "step 1/100")
+    assert len(children_of(mark)) >= 5  # the launcher, two ranks, the service and a worker
+    process.kill()
+    process.communicate(timeout=30)
+    assert gone(mark)
