@@ -59,12 +59,18 @@ class Room:
             self.env.reset(seed=seed)
         self.mission: str = self.env.mission
         self.reward, self.done = 0.0, False
+        self._words: str | None = None
 
     def describe(self) -> str:
         """What lies in view: cells ahead, cells to the side, what the mission names first, then the nearest.
 
         A wall is told where it is in front, and what is held comes last.
         """
+        if self._words is None:
+            self._words = self._look()
+        return self._words
+
+    def _look(self) -> str:
         grid, visible = self.env.gen_obs_grid()
         here, seen = self.env.agent_view_size // 2, []
         for i, j in itertools.product(range(grid.width), range(grid.height)):
@@ -94,7 +100,7 @@ class Room:
     def act(self, command: str) -> None:
         """Take one of `commands()`; `reward` and `done` are as the package says."""
         _, reward, terminated, truncated, _ = self.env.step(self.commands()[command])
-        self.reward, self.done = float(reward), terminated or truncated
+        self.reward, self.done, self._words = float(reward), terminated or truncated, None
 
     def _front(self) -> Any:
         return self.env.grid.get(*self.env.front_pos)

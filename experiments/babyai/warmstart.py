@@ -37,7 +37,7 @@ class Recipe(warm.Fit):
     """(noise of the demonstrations, episodes, passes through them) in order."""
     batch: int = 20
     """Episodes a step."""
-    dropout: float = 0.02
+    dropout: float = 0.01
     """BPE dropout of the replies."""
     warmup: int = 30
     """Steps."""
