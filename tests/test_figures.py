@@ -292,3 +292,54 @@ def test_the_committed_tables_are_drawn_as_they_are():
     }
     for row in traces.read_rows(ROOT / tree_savings.DATA[0]):
         assert int(row["trained"]) < int(row["tree"]) <= int(row["best_effort"]) <= int(row["per_call"])
+
+
+def test_training_draws_kl_gradient_norm_and_lengths(tmp_path):
+    table(tmp_path, "lookup", TWO)
+    folder = tmp_path / "ablations" / "results" / curves.TASKS["lookup"]
+    results = Results.read(folder)
+    for key, rows in results.curves.items():
+        for row in rows:
+            row |= {"loss/kl": 0.25, "policy/grad_norm": 0.5}
+        count = 3 if key[1] else 1  # of seed 1 and of seed 0
+        results.lengths[key] = [
+            {"setting": key[0], "seed": key[1], "phase": phase, "quantity": quantity, "from": 1, "below": end, "count": n}
+            for phase, quantity, end, n in (
+                ("early", "rollout", 64, 5), ("late", "rollout", 8, count), ("late", "rollout", 16, 4),
+                ("late", "sample", 32, 2), ("late", "response", 4, 9),
+            )
+        ]  # fmt: skip
+    results.write(folder)
+    figure, _ = drawn("training", tmp_path)
+    kl, norm, rollout, sample = figure.axes
+    assert lines(kl)[REFERENCE] == ([0, 1, 2], [0.25] * 3) and lines(norm)[REFERENCE] == ([0, 1, 2], [0.5] * 3)
+    # seeds together: (1 + 3) of (1 + 3) + (4 + 4) rollouts are below 8 tokens
+    assert lines(rollout) == {
+        "first ten steps": ([64], [1.0]),
+        "sample+token-mean": ([8, 16], [1 / 3, 1.0]),
+        REFERENCE: ([8, 16], [1 / 3, 1.0]),
+    }
+    assert lines(sample)[REFERENCE] == ([32], [1.0])
+
+
+def test_the_small_ablations_are_drawn_against_their_own_references(tmp_path):
+    for name, settings in (("unit", ("sample", "rollout")), ("estimators", ("grpo", "rloo"))):
+        (tmp_path / "ablations").mkdir(exist_ok=True)
+        (tmp_path / "ablations" / f"{name}.yaml").write_text((ROOT / "ablations" / f"{name}.yaml").read_text())
+        results = Results()
+        for setting in settings:
+            for seed in range(2):
+                more = (seed + 1) * (setting in ("sample", "rloo"))  # 1 and 2 more than the reference has
+                row = {"setting": setting, "seed": seed, "steps": 3, "config": "x", "commit": "abc"}
+                row |= {"final_reward": 0.5 + more / 10, "drift_share_final": 0.25}
+                results.runs[setting, seed] = row | {"computed_tokens": 100 * 4**more, "update_seconds": 2.0}
+        results.write(tmp_path / "ablations" / "results" / name)
+    figure, numbers = drawn("ablations", tmp_path)
+    assert list(numbers) == ["estimators", "unit"] and numbers["unit"]["seeds"] == 2
+    reward, drift, tokens, seconds = figure.axes
+    assert [text.get_text() for text in reward.get_yticklabels()] == ["rloo (grpo)", "sample (rollout)"]
+    for axis, value in ((reward, 0.15), (drift, 0.0), (tokens, 8.0), (seconds, 1.0)):  # 8: the geometric mean of 4, 16
+        places = [(line.get_xdata()[0], line.get_ydata()[0]) for line in axis.lines if line.get_linestyle() == "None"]
+        assert places == [pytest.approx((value, 0)), pytest.approx((value, 1))]
+    ends = [tuple(segment[:, 0]) for segment in tokens.collections[0].get_segments()]
+    assert ends == [pytest.approx((4.0, 16.0))]  # two seeds: the range

@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import torch
@@ -132,16 +133,23 @@ def test_the_folder_is_cached_by_seed_and_recipe_and_loads_as_any_other(tmp_path
     assert AutoTokenizer.from_pretrained(folder).eos_token_id == model.config.eos_token_id == ENCODER.end
 
 
-def test_whoever_loses_the_race_for_a_folder_takes_the_winners(tmp_path: Path) -> None:
-    won: list[Path] = []
+def test_of_two_that_ask_at_once_one_trains_and_the_other_waits(tmp_path: Path) -> None:
+    second: list[Path] = []
+    trained: list[int] = []
+    other = Thread(
+        target=lambda: second.append(warmstart.policy(0, tmp_path, lambda step, *_: trained.append(step), TINY))
+    )
 
-    def overtake(step: int, steps: int, loss: float) -> None:
-        if not won:
-            won.append(warmstart.policy(0, tmp_path, None, TINY))
+    def during(step: int, steps: int, loss: float) -> None:
+        if step == 1:
+            other.start()
+        assert not second  # nobody has the folder before it is whole
 
-    assert warmstart.policy(0, tmp_path, overtake, TINY) == won[0]
-    assert list(tmp_path.iterdir()) == won  # and no scratch folder is left
-    AutoModelForCausalLM.from_pretrained(won[0])
+    first = warmstart.policy(0, tmp_path, during, TINY)
+    other.join()
+    assert second == [first] and trained == []
+    assert visible(tmp_path) == [first]
+    AutoModelForCausalLM.from_pretrained(first)
 
 
 def test_a_training_that_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -150,7 +158,13 @@ def test_a_training_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         warmstart.policy(0, tmp_path, fail, TINY)
-    assert list(tmp_path.iterdir()) == []
+    assert visible(tmp_path) == []
+    assert warmstart.policy(0, tmp_path, None, TINY).is_dir()  # nor is the lock held
+
+
+def visible(cache: Path) -> list[Path]:
+    """What lies in a cache beside lock files."""
+    return [path for path in cache.iterdir() if path.suffix != ".lock"]
 
 
 def test_the_real_recipe_is_the_size_that_it_says() -> None:
