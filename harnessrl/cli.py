@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -41,6 +42,9 @@ def run(argv: Sequence[str]) -> int:
     except Exception as error:
         from harnessrl.errors import ConfigError, RunError
 
+        if full := _full_disk(error):
+            print(f"harnessrl: {full}", file=sys.stderr)
+            return 1
         if not isinstance(error, ConfigError | RunError):
             raise
         if isinstance(error, ConfigError) or os.environ.get("RANK", "0") == "0":  # all ranks end alike, one speaks
@@ -57,6 +61,16 @@ def _follow_stdin() -> None:
     while sys.stdin.buffer.read(1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _full_disk(error: Exception) -> str:
+    """What to say where a disk or quota is full; libraries in other languages tell by their text alone."""
+    if getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT) and "No space left on device" not in str(
+        error
+    ):
+        return ""
+    name = getattr(error, "filename", None)
+    return f"no space left on the disk{f' of {name}' if name else ''}; what was recorded stays, and the same command continues"
 
 
 def _hint(error: ImportError) -> str:

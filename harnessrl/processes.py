@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from harnessrl.errors import ConfigError, RunError
+
+LITTLE = 65536
+"""Bytes of a disk that cannot take a log any more."""
 
 
 class ChildError(RunError):
@@ -71,10 +75,10 @@ class Child:
         self.stop()
         raise ChildError(f"{self.module} was not ready after {timeout:.0f} s; its log is {self.log}")
 
-    def check(self) -> None:
-        """Raise ChildError if the child has ended."""
-        code = self.process.poll()
-        if code is not None:
+    def check(self, seconds: float = 0.0) -> None:
+        """Raise ChildError if the child has ended, or does so within `seconds`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(seconds)
             raise ChildError(f"{self.module} ended with exit code {code}: {self.last_words()} (log: {self.log})")
 
     def stop(self, timeout: float = 10.0) -> None:
@@ -94,4 +98,6 @@ class Child:
         with self.log.open("rb") as file:
             file.seek(self._log_start)
             lines = file.read().decode(errors="replace").strip().splitlines()
+        if not lines and shutil.disk_usage(self.log.parent).free < LITTLE:
+            return f"no space left on the disk of {self.log}"
         return lines[-1] if lines else "it said nothing"

@@ -124,3 +124,10 @@ def test_a_fresh_interpreter_draws_without_torch(tmp_path):
     out = done.stdout.splitlines()
     assert [line.split()[0] for line in out[: len(paper_figs.FIGURES)]] == list(paper_figs.FIGURES)
     assert out[-1] == "[]"
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no device that is always full")
+def test_a_full_disk_is_said_in_a_line(tmp_path, capsys):
+    (tmp_path / "fig4_baseline.json").symlink_to("/dev/full")
+    assert cli.run(["figures", "fig4_baseline", f"out={tmp_path}"]) == 1
+    assert "harnessrl: no space left on the disk" in capsys.readouterr().err

@@ -20,6 +20,8 @@ IDLE_SECONDS = 0.03
 """How long the engine waits for a request, and how often finished rollouts are asked for while it is idle."""
 MOST_LOST = 10
 """Workers that may end during a run and are replaced."""
+ENDING_SECONDS = 5.0
+"""How long a service that stopped answering may take to end, and so to be what is told of."""
 BUSY_SECONDS = 0.3
 """How often they are asked for while it works: each question waits for a service that is busy with calls."""
 
@@ -125,21 +127,23 @@ class Services:
         headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
         payload = None if body is None else orjson.dumps(body)
         try:
-            response = self._request(method, path, payload, headers)
-        except (http.client.HTTPException, ConnectionError):  # an idle connection was closed; all calls are idempotent
+            status, data = self._request(method, path, payload, headers)
+        except (http.client.HTTPException, OSError):  # an idle connection was closed; all calls are idempotent
             self.children[0].check()
             self.http.close()
-            response = self._request(method, path, payload, headers)
-        data = response.read()
-        if response.status >= 400:
-            raise RunError(
-                f"the service refused {method} {path.partition('?')[0]}: {response.status} {data.decode()[:500]}"
-            )
+            try:
+                status, data = self._request(method, path, payload, headers)
+            except (http.client.HTTPException, OSError) as error:
+                self.children[0].check(ENDING_SECONDS)
+                raise RunError(f"the service at {self.url} does not answer: {error!r}") from error
+        if status >= 400:
+            raise RunError(f"the service refused {method} {path.partition('?')[0]}: {status} {data.decode()[:500]}")
         return orjson.loads(data) if data else None
 
-    def _request(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> http.client.HTTPResponse:
+    def _request(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
         self.http.request(method, path, body, headers)
-        return self.http.getresponse()
+        response = self.http.getresponse()
+        return response.status, response.read()
 
 
 def rollout_specs(

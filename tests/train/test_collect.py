@@ -1,12 +1,19 @@
 """The engine behind a real ZeroMQ socket: answers, refusals, cancels, and a drain that loses nothing."""
 
+import socket
+import threading
+from http.client import HTTPConnection
+
 import numpy as np
 import pytest
 import zmq
 
 from harnessrl.engine.torch_engine import TorchEngine
 from harnessrl.errors import RunError
+from harnessrl.processes import Child
 from harnessrl.service import wire
+from harnessrl.train import collect
+from harnessrl.train.collect import Services
 from harnessrl.train.engine_server import EngineServer
 
 
@@ -95,3 +102,31 @@ def test_a_drain_that_takes_too_long_names_the_requests(served):
         server.pump(100)
     with pytest.raises(RunError, match=(b"a" * 16).hex()):
         server.drain(seconds=0.0)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_service_that_resets_connections_is_named(tmp_path, monkeypatch, ends):
+    """Twice the listener closes what it accepted; the service ends after that, or goes on without answering."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    services = object.__new__(Services)
+    services.cursor, services.key = 0, "k"
+    services.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    services.http = HTTPConnection(services.url.removeprefix("http://"))
+    services.children = [Child("tests.train.waits", {}, tmp_path / "service.log")]
+
+    def reset_twice():
+        for _ in range(2):
+            listener.accept()[0].close()
+        if ends:
+            services.children[0].process.stdin.close()  # its sign to end; it takes a moment
+
+    if not ends:
+        monkeypatch.setattr(collect, "ENDING_SECONDS", 0.1)
+    thread = threading.Thread(target=reset_twice)
+    thread.start()
+    words = "tests.train.waits ended with exit code 0" if ends else f"{services.url} does not answer"
+    with pytest.raises(RunError, match=words):
+        services.finished()
+    thread.join()
+    services.children[0].stop()
+    listener.close()
