@@ -306,7 +306,8 @@ def _allowed(config: Any, key: str | None) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+    line = str(error).partition("\n")[0]
+    return "has no value (YAML wants a space after a mapping's colon)" if line.endswith("is not Optional") else line
 
 
 def describe(cls: type, prefix: str = "") -> list[tuple[str, str, str]]:

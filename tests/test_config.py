@@ -35,6 +35,7 @@ def test_overrides_are_typed():
         ("update=3", ["update=3"]),
         ("schedule=async_separate", ["schedule", "sync"]),
         ("task.command=[python,x.py]", ["exactly one of task.harness"]),
+        ("task.env_map={A:b}", ["task.env_map.A:b: has no value (YAML wants a space"]),
         ("task.harness=null", ["exactly one of task.harness"]),
         ("loss.normalizer=constant", ["loss.scale"]),
         ("loss.scale=3", ["loss.scale"]),
