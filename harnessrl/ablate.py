@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from harnessrl.display import QUIET_SECONDS, summarise
+from harnessrl.errors import ConfigError
 from harnessrl.grid import Cell, Grid, read_grid
-from harnessrl.metrics import versions, write_atomically
 from harnessrl.preflight import check
 from harnessrl.report import draw_curves, summary_tables
-from harnessrl.results import PRIMARY, Results, differences
+from harnessrl.results import Results
 
 
 def ablate(file: str | Path, overrides: Sequence[str]) -> int:
@@ -33,19 +34,45 @@ def ablate(file: str | Path, overrides: Sequence[str]) -> int:
         ConfigError: before anything starts.
     """
     grid = read_grid(file, overrides)
-    results = Results.read(grid.results)
-    for cell in grid.cells:
-        cell.recorded = results.has(cell.key, cell.config)
-        if not cell.recorded:
-            check(cell.config)
     console = Console()
     started = time.monotonic()
-    _record(grid, results)
-    waiting = [cell for cell in grid.cells if not cell.recorded]
-    if len(waiting) < len(grid.cells):
-        console.print(f"{len(grid.cells) - len(waiting)} of {len(grid.cells)} runs are finished already")
-    _run(grid, results, waiting, console)
-    return _finish(grid, results, console, time.monotonic() - started)
+    with _only_writer(grid.results):
+        results = Results.read(grid.results)
+        for cell in grid.cells:
+            cell.recorded = results.has(cell.key, cell.config)
+            if not cell.recorded:
+                check(cell.config)
+        _record(grid, results)
+        waiting = [cell for cell in grid.cells if not cell.recorded]
+        if len(waiting) < len(grid.cells):
+            console.print(f"{len(grid.cells) - len(waiting)} of {len(grid.cells)} runs are finished already")
+        _run(grid, results, waiting, console)
+        return _finish(grid, results, console, time.monotonic() - started)
+
+
+@contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    """Hold a folder of results: two grids that write its tables would lose each other's rows.
+
+    Raises:
+        ConfigError: another process holds it, or nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigError(f"results: {folder} cannot be written to: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            text = f"results: another ablation is writing to {folder}; wait for it, or take another results=FOLDER"
+            raise ConfigError(text) from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _run(grid: Grid, results: Results, waiting: list[Cell], console: Console) -> None:
@@ -73,19 +100,7 @@ def _record(grid: Grid, results: Results) -> None:
         results.add(cell.key, cell.config)
         cell.recorded = True
     if new:
-        results.write(grid.results)
-        write_atomically(grid.results / "manifest.json", json.dumps(_manifest(grid), indent=1) + "\n")
-
-
-def _manifest(grid: Grid) -> dict[str, Any]:
-    """What the rows are of."""
-    return {
-        "ablation": grid.name,
-        "reference": grid.reference,
-        "primary_outcomes": list(PRIMARY),
-        "settings": {cell.setting: differences(cell.config) for cell in grid.cells},
-        "versions": versions(),
-    }
+        grid.write(results)
 
 
 def _finish(grid: Grid, results: Results, console: Console, seconds: float) -> int:
@@ -96,6 +111,8 @@ def _finish(grid: Grid, results: Results, console: Console, seconds: float) -> i
             console.print(table)
         for line in grid.reported:
             console.print(line, highlight=False, markup=False)
+        commits = sorted({row.get("commit", "")[:7] for row in shown.runs.values()})
+        console.print(f"rows of commits {', '.join(commits)}", highlight=False, markup=False)
         text = f"{grid.results}/summary.csv, {grid.folder}/curves.png; {seconds:.0f} s"
         console.print(text, highlight=False, markup=False)
     failed = [cell for cell in grid.cells if not cell.recorded]

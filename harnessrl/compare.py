@@ -17,6 +17,7 @@ from harnessrl.report import PANELS, draw_setting
 from harnessrl.results import LAST, column
 
 BARS = "▁▂▃▄▅▆▇█"
+KINDS = (".png", ".pdf", ".svg")
 WIDTH = 12
 """Characters of a curve on the terminal."""
 
@@ -25,8 +26,11 @@ def compare(first: str, second: str, out: str | None = None) -> int:
     """Print two runs side by side and draw their curves to `out` (default: compare.png in the first run's folder).
 
     Raises:
-        ConfigError: a folder that holds no run.
+        ConfigError: a folder that holds no run; a picture of no known kind, or that cannot be written.
     """
+    path = Path(out) if out else Path(first) / "compare.png"
+    if path.suffix not in KINDS:
+        raise ConfigError(f"out: {path} should end in one of {', '.join(KINDS)}")
     runs = [Path(name) for name in (first, second)]
     configs = [_config(run) for run in runs]
     metrics = [_metrics(run) for run in runs]
@@ -36,8 +40,10 @@ def compare(first: str, second: str, out: str | None = None) -> int:
         console = Console(width=120)
     console.print(_differences(names, configs))
     console.print(_numbers(names, metrics))
-    path = Path(out) if out else runs[0] / "compare.png"
-    _draw(path, names, metrics)
+    try:
+        _draw(path, names, metrics)
+    except OSError as error:
+        raise ConfigError(f"out: {path} cannot be written: {error.strerror}") from error
     console.print(str(path), highlight=False, markup=False)
     return 0
 
@@ -86,7 +92,7 @@ def _numbers(names: list[str], metrics: list[list[dict[str, Any]]]) -> Table:
     for name in names:
         table.add_column(name, min_width=WIDTH, overflow="fold")
     for key in sorted({key for lines in metrics for line in lines for key in line} - {"step"}):
-        curves = [column(lines, key) for lines in metrics]
+        curves = [np.where(np.isfinite(curve), curve, np.nan) for curve in (column(lines, key) for lines in metrics)]
         ends = [_mean(curve[steps - last : steps]) for curve in curves]
         low, high = (f([f(x[~np.isnan(x)], initial=_start(f)) for x in curves]) for f in (np.min, np.max))
         bars = [sparkline(curve, float(low), float(high)) for curve in curves]

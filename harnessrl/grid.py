@@ -17,6 +17,7 @@ has its row there is not run again, so a grid continues from committed rows on a
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ from typing import Any
 
 from harnessrl.config import Config, from_mapping, read_yaml
 from harnessrl.errors import ConfigError
-from harnessrl.metrics import of_steps, read_jsonl
+from harnessrl.metrics import of_steps, read_jsonl, versions, write_atomically
+from harnessrl.results import PRIMARY, Results, differences
 
 KEYS = ("base", "seeds", "jobs", "results", "reference", "reported", "settings")
 
@@ -82,6 +84,24 @@ class Grid:
     reference: str
     reported: list[str]
 
+    def write(self, results: Results) -> None:
+        """Write the rows and, beside them, manifest.json: what they are of, other settings of earlier grids included."""
+        path = self.results / "manifest.json"
+        try:
+            earlier = json.loads(path.read_text())["settings"] if path.exists() else {}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}: damaged: {error!r}") from error
+        settings = earlier | {cell.setting: differences(cell.config) for cell in self.cells}
+        manifest = {
+            "ablation": self.name,
+            "reference": self.reference,
+            "primary_outcomes": list(PRIMARY),
+            "settings": {name: settings[name] for name in settings if name in results.settings},
+            "versions": versions(),
+        }
+        write_atomically(path, json.dumps(manifest, indent=1) + "\n")
+        results.write(self.results)
+
 
 def read_grid(file: str | Path, overrides: Sequence[str]) -> Grid:
     """Read and check a whole grid before anything starts.
@@ -91,6 +111,7 @@ def read_grid(file: str | Path, overrides: Sequence[str]) -> Grid:
     """
     file = Path(file)
     data = _read(file)
+    _refuse_overridden(data["settings"], overrides, file)
     own = {key: data.get(key, value) for key, value in (("seeds", 2), ("jobs", 2), ("results", None), ("only", None))}
     passed = []
     for item in overrides:
@@ -104,8 +125,8 @@ def read_grid(file: str | Path, overrides: Sequence[str]) -> Grid:
     settings = _chosen(data["settings"], own["only"], file)
     cells = []
     for seed in range(seeds):  # seed by seed, so that an unfinished grid has all settings of the seeds it has
-        for setting, differences in settings.items():
-            items = [f"{key}={value}" for key, value in differences.items()]
+        for setting, changes in settings.items():
+            items = [f"{key}={value}" for key, value in changes.items()]
             items += [*passed, f"seed={seed}", f"run=ablations/{file.stem}/{setting}/seed-{seed}"]
             config = from_mapping(read_yaml(base), items, source=base)
             cells.append(Cell(setting=setting, seed=seed, config=config, argv=["train", str(base), *items]))
@@ -117,8 +138,18 @@ def read_grid(file: str | Path, overrides: Sequence[str]) -> Grid:
         folder=folder,
         results=Path(own["results"]) if own["results"] else folder,
         reference=data.get("reference", list(settings)[-1]),
-        reported=list(data.get("reported", [])),
+        reported=data.get("reported", []),
     )
+
+
+def _refuse_overridden(settings: dict[str, Any], overrides: Sequence[str], file: Path) -> None:
+    """A key of the command line that settings differ in would make them alike, under their own names."""
+    for key in [item.partition("=")[0] for item in overrides]:
+        for name, changes in settings.items():
+            if any(one == key or one.startswith(f"{key}.") for one in changes):
+                raise ConfigError(
+                    f"{key}: {file} compares its values (settings.{name}); it cannot be given to all runs"
+                )
 
 
 def _chosen(settings: dict[str, Any], only: str | None, file: Path) -> dict[str, Any]:
@@ -134,20 +165,23 @@ def _chosen(settings: dict[str, Any], only: str | None, file: Path) -> dict[str,
 def _read(file: Path) -> dict[str, Any]:
     """The file's mapping, its shape checked."""
     data = read_yaml(file)
-    if unknown := sorted(data.keys() - set(KEYS)):
+    if unknown := sorted(map(str, data.keys() - set(KEYS))):
         raise ConfigError(f"{file}: unknown key {unknown[0]!r}; allowed: {', '.join(KEYS)}")
     settings = data.get("settings")
     if not isinstance(data.get("base"), str) or not isinstance(settings, dict) or not settings:
         raise ConfigError(
             f"{file}: needs `base` (a configuration file) and `settings` (a mapping of names to differences)"
         )
-    for name, differences in settings.items():
-        if not isinstance(differences, dict):
-            raise ConfigError(f"{file}: settings.{name}: expected a mapping of keys to values")
+    for name, changes in settings.items():
+        if not isinstance(name, str) or not isinstance(changes, dict):
+            raise ConfigError(f"{file}: settings.{name}: expected a name (text) and a mapping of keys to values")
     if data.get("reference") not in (None, *settings):
         raise ConfigError(f"{file}: reference: {data['reference']!r} is not one of {', '.join(settings)}")
     if not isinstance(data.get("results", ""), str):
         raise ConfigError(f"{file}: results: expected a folder's path, got {data['results']!r}")
+    reported = data.get("reported", [])
+    if not isinstance(reported, list) or not all(isinstance(line, str) for line in reported):
+        raise ConfigError(f"{file}: reported: expected a list of lines, got {reported!r}")
     return data
 
 

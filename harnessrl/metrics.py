@@ -23,6 +23,7 @@ from harnessrl.errors import ConfigError
 
 ROLLOUTS, VALIDATION = "rollouts.jsonl", "validation.jsonl"
 """Trace files of a run: what it trained on, and what it validated with."""
+STATUS = ("status", "--porcelain", "--untracked-files=no", ":/", ":(exclude,top)ablations/results")
 LIBRARIES = ("harnessrl", "torch", "transformers", "numpy", "aiohttp", "pyzmq")
 
 
@@ -155,10 +156,13 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that this code runs from, with + where it has changes; None outside one."""
+    """The commit of the checkout that this code runs from, with + where it has changes; None outside one.
+
+    Tables of ablations are no code: they change while a grid runs.
+    """
     here = Path(__file__).parent
     try:
         run = lambda *argv: subprocess.run(["git", *argv], cwd=here, capture_output=True, text=True, check=True).stdout  # noqa: E731
-        return run("rev-parse", "HEAD").strip() + ("+" if run("status", "--porcelain", "--untracked-files=no") else "")
+        return run("rev-parse", "HEAD").strip() + ("+" if run(*STATUS) else "")
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -83,7 +83,7 @@ def check(config: Config) -> None:
                 raise ConfigError(
                     f"service.port: {config.service.host}:{config.service.port}: {error.strerror}"
                 ) from error
-    _check_same(config)
+    check_same(config)
 
 
 CALLED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
@@ -105,7 +105,7 @@ def _takes(function: Callable[..., Any], called: tuple[str, tuple[Any, ...], dic
     return True
 
 
-def _check_same(config: Config) -> None:
+def check_same(config: Config) -> None:
     """A run folder belongs to one configuration; only how long and how often it is saved may change."""
     recorded = read_manifest(config.folder).get("config")
     if recorded is None:

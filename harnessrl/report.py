@@ -14,7 +14,6 @@ from rich.table import Table
 from harnessrl.results import PRIMARY, Results
 from harnessrl.statistics import (
     ENOUGH_SEEDS,
-    bootstrap_interval,
     interquartile_mean,
     interval,
     paired_differences,
@@ -30,9 +29,10 @@ DESCRIPTION = {
 
 def summary_tables(name: str, results: Results, reference: str) -> list[Table]:
     """Each setting's interquartile means with intervals; and what the primary outcomes differ from the reference's."""
-    seeds = max(len(results.outcome(setting, "steps")) for setting in results.settings)
-    kind = "95 % bootstrap interval" if seeds >= ENOUGH_SEEDS else "range"
-    values = _table(f"{name}: interquartile mean over {seeds} seeds\n({kind} below it)")
+    values = _table(
+        f"{name}: interquartile mean over {number_of_seeds(results)} seeds\n"
+        f"(below it the 95 % bootstrap interval; of fewer than {ENOUGH_SEEDS} the range)"
+    )
     for label in (*PRIMARY.values(), *DESCRIPTION.values()):
         values.add_column(label.replace(" ", "\n", 1), justify="right", no_wrap=True)
     for setting in results.settings:
@@ -75,19 +75,10 @@ def _against(results: Results, setting: str, reference: str, key: str) -> tuple[
     return f"{interquartile_mean(differences):+.3f}\n{low:+.3f} to {high:+.3f}", f"{better:.2f}"
 
 
-def over_tasks(tasks: Sequence[Results], key: str) -> dict[str, tuple[float, float, float]]:
-    """Each setting's interquartile mean over the seeds of several tasks, with its stratified bootstrap interval.
-
-    Returns:
-        by setting that all tasks have: value, low end, high end.
-    """
-    common = [name for name in tasks[0].settings if all(name in task.settings for task in tasks)]
-    found = {}
-    for setting in common:
-        strata = [np.array(list(task.outcome(setting, key).values())) for task in tasks]
-        low, high = bootstrap_interval(strata)
-        found[setting] = (float(interquartile_mean(np.concatenate(strata))), float(low), float(high))
-    return found
+def number_of_seeds(results: Results) -> str:
+    """How many seeds the settings have: "5", or "5 to 7"."""
+    counts = {len(results.outcome(setting, "steps")) for setting in results.settings} or {0}
+    return " to ".join(map(str, sorted({min(counts), max(counts)})))
 
 
 PANELS = {
@@ -98,7 +89,7 @@ PANELS = {
 }
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 """Okabe and Ito's palette, told apart by most colour-blind readers; line styles tell them apart in grey."""
-STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+STYLES = ("-", (0, (5, 2)), "-.", ":", (0, (9, 2, 1, 2, 1, 2)), (0, (3, 1, 1, 1)), (0, (1, 3)))
 SMOOTH = 5
 
 
@@ -120,11 +111,11 @@ def draw_curves(path: Path, results: Results, reported: Sequence[str]) -> None:
         axis.grid(alpha=0.25)
     for axis in axes[1]:
         axis.set_xlabel("step")
-    seeds = max(len(results.curve(setting, "reward/mean")) for setting in results.settings)
-    kind = "95 % bootstrap interval" if seeds >= ENOUGH_SEEDS else "points: single seeds, band: range"
+    kind = f"band: 95 % bootstrap interval; of fewer than {ENOUGH_SEEDS} the range, with single seeds as points"
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper center", ncols=2, frameon=False)
-    note = f"{seeds} seeds; line: interquartile mean; {kind}; running mean of {SMOOTH} steps.\n" + "\n".join(reported)
+    note = f"{number_of_seeds(results)} seeds; line: interquartile mean; {kind}; running mean of {SMOOTH} steps.\n"
+    note += "\n".join(reported)
     figure.text(0.01, 0.005, note, fontsize=7.5, va="bottom")
     figure.tight_layout(rect=(0, 0.03 + 0.018 * len(reported), 1, 0.93))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,6 +127,8 @@ def draw_curves(path: Path, results: Results, reported: Sequence[str]) -> None:
 
 def draw_setting(axis: Any, values: np.ndarray, label: str, index: int) -> None:
     """One setting's curve and band; `values` is [seeds, steps], `index` chooses colour and line style."""
+    if not values.size:
+        return
     values = smooth(values)
     steps = np.arange(1, values.shape[1] + 1)
     low, high = interval(values)

@@ -24,8 +24,8 @@ import numpy as np
 from harnessrl.adapter import Rollout, merge_calls
 from harnessrl.config import Config
 from harnessrl.errors import ConfigError
-from harnessrl.metrics import of_steps, read_jsonl, write_atomically
-from harnessrl.preflight import flatten
+from harnessrl.metrics import of_steps, read_jsonl, read_manifest, write_atomically
+from harnessrl.preflight import check_same, flatten
 
 LAST = 10
 """Steps that "final" and "late" average over, and "early" at the start."""
@@ -62,7 +62,14 @@ def digest(config: Config) -> str:
 
 def column(lines: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
     """One metric of metrics.jsonl or curves.csv, float64 [steps]; NaN where a step has no value."""
-    return np.array([np.nan if line.get(key) in (None, "") else float(line[key]) for line in lines], np.float64)
+    return np.array([_value(line, key) for line in lines], np.float64)
+
+
+def _value(row: Mapping[str, Any], key: str) -> float:
+    try:
+        return float("nan") if row.get(key) in (None, "") else float(row[key])
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{key} is no number in the row {dict(row)}") from error
 
 
 @dataclass
@@ -89,40 +96,48 @@ class Results:
         return self
 
     def write(self, folder: Path) -> None:
-        """Write the three tables, each in one step, in order of setting (as first seen) and seed."""
+        """Write the three tables, each in one step, in order of setting (as first seen) and seed.
+
+        summary.csv goes last: a run that has its row there has all its others.
+        """
         order = list(dict.fromkeys(setting for setting, _ in self.runs))
         keys = sorted(self.runs, key=lambda key: (order.index(key[0]), key[1]))
-        _write_csv(folder / "summary.csv", [self.runs[key] for key in keys])
         for name, table in (("curves", self.curves), ("lengths", self.lengths)):
             _write_csv(folder / f"{name}.csv", [row for key in keys for row in table.get(key, [])])
+        _write_csv(folder / "summary.csv", [self.runs[key] for key in keys])
 
     def add(self, key: Key, config: Config) -> None:
-        """Take in a finished run from its folder; replaces an earlier row of the same setting and seed."""
+        """Take in a finished run from its folder; replaces an earlier row of the same setting and seed.
+
+        Raises:
+            ConfigError: the folder holds a run of another configuration, or of other steps.
+        """
         setting, seed = key
         lines = read_jsonl(config.folder / "metrics.jsonl")
-        manifest = json.loads((config.folder / "manifest.json").read_text())
+        manifest = read_manifest(config.folder)
+        check_same(config)
+        if (steps := len(of_steps(lines))) != config.steps:
+            raise ConfigError(f"{config.folder / 'metrics.jsonl'} has {steps} steps, not {config.steps}")
         head = {"setting": setting, "seed": seed}
-        self.runs[key] = head | _outcomes(lines) | {"config": digest(config), "commit": manifest["commit"] or ""}
+        self.runs[key] = head | _outcomes(lines) | {"config": digest(config), "commit": manifest.get("commit") or ""}
         self.curves[key] = [
             head | {"step": line["step"]} | {name: _number(line.get(name)) for name in CURVES} for line in lines
         ]
         self.lengths[key] = [head | row for row in _lengths(config.folder / "rollouts.jsonl", config.steps)]
 
     def has(self, key: Key, config: Config) -> bool:
-        """Whether this run is recorded, under the same configuration and with all its steps.
+        """Whether this run is recorded.
 
         Raises:
-            ConfigError: it is recorded under another configuration: mixing the two would compare nothing.
+            ConfigError: a run of its setting is recorded under another configuration: mixing the two would compare nothing.
         """
-        row = self.runs.get(key)
-        if row is None:
-            return False
-        if row["config"] != digest(config):
-            raise ConfigError(
-                f"{key[0]} seed {key[1]} is recorded with another configuration ({row['config']}, now {digest(config)}): "
-                "take another results=FOLDER, or remove its rows"
-            )
-        return True
+        for (setting, seed), row in self.runs.items():
+            if setting == key[0] and row.get("config") != digest(config):
+                raise ConfigError(
+                    f"{setting} seed {seed} is recorded with another configuration ({row.get('config')}, now "
+                    f"{digest(config)}): take another results=FOLDER, or remove its rows"
+                )
+        return key in self.runs
 
     def only(self, keys: Iterable[Key]) -> Results:
         """The part with these runs."""
@@ -138,14 +153,19 @@ class Results:
         return list(dict.fromkeys(setting for setting, _ in self.runs))
 
     def outcome(self, setting: str, name: str) -> dict[int, float]:
-        """One outcome of a setting by seed."""
-        return {seed: float(row[name]) for (own, seed), row in sorted(self.runs.items()) if own == setting}
+        """One outcome of a setting by seed; NaN where a row has none."""
+        return {seed: _value(row, name) for (own, seed), row in sorted(self.runs.items()) if own == setting}
 
     def curve(self, setting: str, name: str) -> np.ndarray:
-        """float64 [seeds, steps], up to the step that all seeds of the setting have; NaN where there is no value."""
-        rows = [column(lines, name) for (own, _), lines in sorted(self.curves.items()) if own == setting]
-        steps = min(map(len, rows))
-        return np.stack([row[:steps] for row in rows])
+        """float64 [seeds, steps], up to the last step that all seeds of the setting have; NaN where there is no value."""
+        tables = [lines for (own, _), lines in sorted(self.curves.items()) if own == setting]
+        steps = min((max(int(line["step"]) for line in lines) + 1 for lines in tables), default=0)
+        values = np.full((len(tables), steps), np.nan)
+        for row, lines in zip(values, tables, strict=True):
+            for line in lines:
+                if int(line["step"]) < steps:
+                    row[int(line["step"])] = _value(line, name)
+        return values
 
 
 def _outcomes(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -221,8 +241,11 @@ def _key(row: Mapping[str, Any], folder: Path) -> Key:
 def _read_csv(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{path}: damaged, no table: {error}") from error
 
 
 def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -22,21 +22,22 @@ def interquartile_mean(values: np.ndarray) -> np.ndarray:
     """Mean over axis 0 without the lowest and highest quarter: floor(n / 4) values on either side are left out.
 
     Args:
-        values: float64 [n, ...]. n = 2 or 3 gives the plain mean.
+        values: float64 [n, ...]. n = 2 or 3 gives the plain mean; one NaN makes the result NaN.
     Source: arXiv:2108.13264, section 4.3 (IQM).
     """
     cut = len(values) // 4
-    return np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
+    means = np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
+    return np.where(np.isnan(values).any(axis=0), np.nan, means)
 
 
-def pooled_iqm(strata: Strata) -> np.ndarray:
-    """The interquartile mean of all strata's values together."""
-    return interquartile_mean(np.concatenate(strata))
+def mean_iqm(strata: Strata) -> np.ndarray:
+    """The mean over strata of each one's interquartile mean: tasks count alike, whatever their scales and seeds are."""
+    return np.mean([interquartile_mean(values) for values in strata], axis=0)
 
 
 def bootstrap_interval(
     strata: Strata,
-    statistic: Callable[[Strata], np.ndarray] = pooled_iqm,
+    statistic: Callable[[Strata], np.ndarray] = mean_iqm,
     *,
     level: float = 0.95,
     draws: int = DRAWS,
@@ -47,7 +48,8 @@ def bootstrap_interval(
     Args:
         strata: values by task, [seeds] each; one array is the plain bootstrap.
         statistic: from resampled strata, each [seeds, draws], to [draws].
-        level: probability that the interval is meant to hold.
+        level: probability that the interval is meant to hold. Of few seeds it holds less: of ten draws from a normal
+            distribution, 95 % intervals hold the mean in about 93 % of cases, of five in 90 % (tests/test_statistics.py).
         draws: resamples.
         seed: of the resampling.
 
@@ -63,7 +65,12 @@ def bootstrap_interval(
 
 
 def probability_of_improvement(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """P(X > Y) + P(X = Y) / 2 over all pairs: 0.5 is no difference. Source: arXiv:2108.13264, section 4.3."""
+    """P(X > Y) + P(X = Y) / 2 over all pairs: 0.5 is no difference, NaN where a value is NaN.
+
+    Source: arXiv:2108.13264, section 4.3.
+    """
+    if np.isnan(ours).any() or np.isnan(theirs).any():
+        return float("nan")
     return float(np.mean((ours[:, None] > theirs) + 0.5 * (ours[:, None] == theirs)))
 
 

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from harnessrl.config import read_yaml
 from harnessrl.results import PRIMARY, Results
-from harnessrl.statistics import interquartile_mean, interval, paired_differences
+from harnessrl.statistics import ENOUGH_SEEDS
+from paper_figs.outcomes import Point, difference
 from paper_figs.style import GREY, add_note, label_panels, line_style
 
 NAMES = ("estimators", "unit", "credit", "zero_signal", "split_updates", "merging")
@@ -20,9 +21,6 @@ FILES = tuple(f"ablations/results/{name}/summary.csv" for name in NAMES)
 DATA, ALSO = FILES[:1], FILES[1:]
 MAKE = "harnessrl ablate ablations/estimators.yaml results=ablations/results/estimators"
 COSTS = {"computed_tokens": "computed tokens", "update_seconds": "seconds of updates"}
-
-Point = tuple[float, float, float]
-"""Value, and the ends of its 95 % bootstrap interval (below five seeds the range)."""
 
 
 def numbers(root: Path) -> dict[str, Any]:
@@ -38,24 +36,20 @@ def numbers(root: Path) -> dict[str, Any]:
         found[name] = {
             "reference": reference,
             "seeds": min(len(results.outcome(setting, "steps")) for setting in results.settings),
-            "difference": {key: {one: _against(results, one, reference, key) for one in others} for key in PRIMARY},
+            "difference": {
+                key: {one: difference(results.outcome(one, key), results.outcome(reference, key)) for one in others}
+                for key in PRIMARY
+            },
             "ratio": {key: {one: _ratio(results, one, reference, key) for one in others} for key in COSTS},
         }
     return found
 
 
-def _against(results: Results, setting: str, reference: str, key: str) -> Point:
-    """Interquartile mean of the differences on common seeds."""
-    values = paired_differences(results.outcome(setting, key), results.outcome(reference, key))
-    low, high = interval(values)
-    return float(interquartile_mean(values)), float(low), float(high)
-
-
 def _ratio(results: Results, setting: str, reference: str, key: str) -> Point:
-    """The same of logarithms, as a factor."""
+    """`difference` of logarithms, as a factor."""
     logs = [{seed: np.log(value) for seed, value in results.outcome(one, key).items()} for one in (setting, reference)]
-    values = paired_differences(*logs)
-    return tuple(float(np.exp(value)) for value in (interquartile_mean(values), *interval(values)))  # type: ignore[return-value]
+    value, low, high = difference(*logs)
+    return float(np.exp(value)), float(np.exp(low)), float(np.exp(high))
 
 
 def draw(figure: Figure, found: dict[str, Any]) -> None:
@@ -79,10 +73,11 @@ def draw(figure: Figure, found: dict[str, Any]) -> None:
         )
     label_panels(axes)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(found))
-    seeds = sorted({parts["seeds"] for parts in found.values()})
-    number = " to ".join(str(one) for one in dict.fromkeys((seeds[0], seeds[-1])))
+    seeds = ", ".join(f"{name} {parts['seeds']}" for name, parts in found.items())
     add_note(
-        figure, f"lookup, {number} seeds; against the setting in brackets, paired by seed; 95 % bootstrap interval"
+        figure,
+        "lookup; against the setting in brackets, paired by seed; interquartile mean with 95 % bootstrap interval (below "
+        f"{ENOUGH_SEEDS} seeds the range).\nSeeds: {seeds}. Seconds are of a machine that other work shared.",
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from harnessrl.grid import read_grid
-from harnessrl.report import SMOOTH, smooth
+from harnessrl.report import SMOOTH, number_of_seeds, smooth
 from harnessrl.results import Results
 from harnessrl.statistics import ENOUGH_SEEDS, interquartile_mean, interval
 
@@ -63,10 +63,9 @@ def bands(results: Results, key: str, steps: int = SMOOTH) -> dict[str, dict[str
 
 def note(results: Results) -> str:
     """What the lines and bands are."""
-    seeds = [len(results.outcome(setting, "steps")) for setting in results.settings] or [0]
-    number = f"{min(seeds)}" if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}"
-    kind = "95 % bootstrap interval" if min(seeds) >= ENOUGH_SEEDS else "range (thin: single seeds)"
-    return f"{number} seeds; line: interquartile mean, band: {kind}"
+    fewest = min((len(results.outcome(setting, "steps")) for setting in results.settings), default=0)
+    kind = "95 % bootstrap interval" if fewest >= ENOUGH_SEEDS else "range (thin: single seeds)"
+    return f"{number_of_seeds(results)} seeds; line: interquartile mean, band: {kind}"
 
 
 def rebuild(runs: Path, root: Path) -> list[str]:
@@ -77,17 +76,19 @@ def rebuild(runs: Path, root: Path) -> list[str]:
     """
     told = []
     for name in TASKS.values():
-        seeds = {int(folder.name[5:]) for folder in (runs / "ablations" / name).glob("*/seed-*")}
+        names = [folder.name.removeprefix("seed-") for folder in (runs / "ablations" / name).glob("*/seed-*")]
+        seeds = [int(seed) for seed in names if seed.isdecimal()]
         if not seeds:
             continue
-        grid = read_grid(root / "ablations" / f"{name}.yaml", [f"seeds={max(seeds) + 1}", f"runs={runs}"])
         folder = root / "ablations" / "results" / name
+        words = [f"seeds={max(seeds) + 1}", f"runs={runs}", f"results={folder}"]
+        grid = read_grid(root / "ablations" / f"{name}.yaml", words)
         results = Results.read(folder)
         finished = [cell for cell in grid.cells if cell.done]
         for cell in finished:
             results.has(cell.key, cell.config)
             results.add(cell.key, cell.config)
         if finished:
-            results.write(folder)
+            grid.write(results)
         told.append(f"ablations/results/{name}: {len(finished)} finished runs of {runs / 'ablations' / name}")
     return told

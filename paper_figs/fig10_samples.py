@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from paper_figs import curves
-from paper_figs.style import BASE, GREY, add_note, draw_band, label_panels
+from paper_figs.style import add_note, draw_band, label_panels
 
 DATA = curves.tables("lookup")
 ALSO = curves.tables("babyai")
@@ -37,7 +37,7 @@ def numbers(root: Path) -> dict[str, Any]:
 
 
 def draw(figure: Figure, found: dict[str, Any]) -> None:
-    """A row a task, a column a metric; the paper's means as ticks beside the right edge."""
+    """A row a task, a column a metric; the paper's means stand in the note, not on axes of other tasks."""
     rows = len(found["bands"])
     figure.set_size_inches(8.8, 0.9 + 2.5 * rows)
     axes = figure.subplots(rows, len(PANELS), squeeze=False)
@@ -47,18 +47,10 @@ def draw(figure: Figure, found: dict[str, Any]) -> None:
             for setting, band in lines.items():
                 draw_band(axis, band, setting, settings.setdefault(setting, len(settings)))
             axis.set(title=f"{task}: {PANELS[key]}", xlabel="updates")
-            if key in found["reported"]:
-                value = found["reported"][key]
-                axis.plot([1.0], [value], marker="<", color=GREY, clip_on=False, transform=axis.get_yaxis_transform())
-                axis.annotate(
-                    f"reported\n{value:g}",
-                    (1.02, value),
-                    xycoords=axis.get_yaxis_transform(),
-                    va="center",
-                    fontsize=BASE - 2,
-                    color=GREY,
-                )
     label_panels(axes.flat)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     notes = "; ".join(f"{task}: {note}" for task, note in found["notes"].items())
-    add_note(figure, f"{notes}; running mean of 5 steps. Arrows: means reported for coding runs of another model.")
+    reported = ", ".join(f"{PANELS[key]} {value:g}" for key, value in found["reported"].items())
+    add_note(
+        figure, f"{notes}; running mean of 5 steps.\nReported by others, of coding runs of another model: {reported}."
+    )

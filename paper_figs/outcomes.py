@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from harnessrl.report import over_tasks
+from harnessrl.report import number_of_seeds
 from harnessrl.results import PRIMARY, Results
 from harnessrl.statistics import (
     ENOUGH_SEEDS,
@@ -17,6 +17,7 @@ from harnessrl.statistics import (
     bootstrap_interval,
     interquartile_mean,
     interval,
+    mean_iqm,
     paired_differences,
     probability_of_improvement,
 )
@@ -45,7 +46,7 @@ def numbers(root: Path) -> dict[str, Any]:
             }
             for key in PRIMARY
         },
-        "notes": {task: curves.note(results) for task, results in tasks.items()},
+        "seeds": {task: number_of_seeds(results) for task, results in tasks.items()},
     }
 
 
@@ -98,17 +99,19 @@ def stratified(tasks: Sequence[Results], key: str) -> dict[str, dict[str, Point]
         if all(len(values) for values in strata):
             enough = min(map(len, strata)) >= ENOUGH_SEEDS
             low, high = bootstrap_interval(strata) if enough else (NONE, NONE)
-            found[setting] = float(interquartile_mean(np.concatenate(strata))), float(low), float(high)
+            found[setting] = float(mean_iqm(strata)), float(low), float(high)
     return {"all tasks": found}
 
 
 def together(tasks: Sequence[Results], key: str) -> dict[str, Point]:
-    """Each setting's value over all tasks, its interval from five seeds a task on."""
-    fewest = {name: min(len(task.outcome(name, key)) for task in tasks) for name in tasks[0].settings}
-    return {
-        name: point if fewest[name] >= ENOUGH_SEEDS else (point[0], NONE, NONE)
-        for name, point in over_tasks(tasks, key).items()
-    }
+    """Each setting's mean over all tasks of its interquartile means, its interval from five seeds a task on."""
+    found: dict[str, Point] = {}
+    for name in [name for name in tasks[0].settings if all(name in task.settings for task in tasks)]:
+        strata = [np.array(list(task.outcome(name, key).values())) for task in tasks]
+        enough = min(map(len, strata)) >= ENOUGH_SEEDS
+        low, high = bootstrap_interval(strata) if enough else (NONE, NONE)
+        found[name] = float(mean_iqm(strata)), float(low), float(high)
+    return found
 
 
 def draw(figure: Figure, found: dict[str, Any]) -> None:
@@ -119,7 +122,7 @@ def draw(figure: Figure, found: dict[str, Any]) -> None:
         name = PRIMARY[key]
         _points(row[0], parts["difference"])
         _points(row[1], parts["probability"])
-        _points(row[2], {f"{len(found['notes'])} task(s)": parts["over tasks"]})
+        _points(row[2], {f"{len(found['seeds'])} task(s)": parts["over tasks"]})
         row[0].axvline(0, color="black", linewidth=0.8)
         row[1].axvline(0.5, color="black", linewidth=0.8)
         row[0].set(title=f"{name}: difference", xlabel=f"to {curves.REFERENCE}, paired")
@@ -128,7 +131,9 @@ def draw(figure: Figure, found: dict[str, Any]) -> None:
         row[1].tick_params(labelleft=False)
     label_panels(axes.flat)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
-    add_note(figure, "; ".join(f"{task}: {note}" for task, note in found["notes"].items()))
+    seeds = ", ".join(f"{task} {note}" for task, note in found["seeds"].items())
+    text = f"seeds: {seeds}. Points: interquartile mean of seeds (all tasks: the mean of each task's); bars: 95 % bootstrap interval"
+    add_note(figure, f"{text}, a difference's range below {ENOUGH_SEEDS} seeds")
 
 
 def _points(axis: Any, series: dict[str, dict[str, Point]]) -> None:

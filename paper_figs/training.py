@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from harnessrl.results import Results
@@ -21,7 +22,7 @@ LENGTHS = {"rollout": "trained tokens a rollout", "sample": "tokens a sample"}
 rebuild = curves.rebuild
 
 Share = tuple[list[float], list[float]]
-"""Upper ends of the bins; share of all that is below each."""
+"""Upper ends of the bins, the same for all of a panel; share of all that is below each."""
 
 
 def numbers(root: Path) -> dict[str, Any]:
@@ -36,19 +37,23 @@ def numbers(root: Path) -> dict[str, Any]:
 
 def shares(results: Results, quantity: str) -> dict[str, Share]:
     """Of each setting in the last ten steps, all seeds together; "first ten steps" is of all settings together."""
-    found = {"first ten steps": _share(results, quantity, "early", results.settings)}
-    found |= {setting: _share(results, quantity, "late", [setting]) for setting in results.settings}
-    return {name: share for name, share in found.items() if share[0]}
+    found = {"first ten steps": _counts(results, quantity, "early", results.settings)}
+    found |= {setting: _counts(results, quantity, "late", [setting]) for setting in results.settings}
+    ends = sorted(set().union(*found.values()))
+    return {
+        name: (ends, (np.cumsum([counts[end] for end in ends]) / counts.total()).tolist())
+        for name, counts in found.items()
+        if counts
+    }
 
 
-def _share(results: Results, quantity: str, phase: str, settings: Sequence[str]) -> Share:
+def _counts(results: Results, quantity: str, phase: str, settings: Sequence[str]) -> Counter[float]:
     counts: Counter[float] = Counter()
     for (setting, _), rows in results.lengths.items():
         for row in rows:
             if setting in settings and (row["quantity"], row["phase"]) == (quantity, phase):
                 counts[float(row["below"])] += int(row["count"])
-    ends, total = sorted(counts), sum(counts.values())
-    return ends, [sum(counts[end] for end in ends[: at + 1]) / total for at in range(len(ends))]
+    return counts
 
 
 def draw(figure: Figure, found: dict[str, Any]) -> None:

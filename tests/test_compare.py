@@ -1,7 +1,7 @@
 """Two runs side by side, and the tables of an ablation: from files written here to the numbers that are shown."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from harnessrl.adapter import Rollout
 from harnessrl.compare import sparkline
 from harnessrl.config import Advantage, Config, Policy, Task
 from harnessrl.errors import ConfigError
-from harnessrl.report import over_tasks, smooth, summary_tables
+from harnessrl.report import number_of_seeds, smooth, summary_tables
 from harnessrl.results import Results, digest
 
 
@@ -109,7 +109,7 @@ def test_rows_of_another_configuration_are_refused(tmp_path):
     results, configs = grid_of(tmp_path)
     key = ("low", 3)
     assert not results.has(("low", 9), configs[key])
-    with pytest.raises(ConfigError, match="low seed 3 is recorded with another configuration"):
+    with pytest.raises(ConfigError, match="low seed 0 is recorded with another configuration"):
         results.has(key, make_run(tmp_path, "other", [0.0] * 15, seed=3))
 
 
@@ -135,10 +135,84 @@ def test_the_tables_pair_settings_by_seed_and_fit_into_eighty_columns(tmp_path, 
     assert not any("…" in cell for line in lines for cell in line)
 
 
-def test_tasks_are_strata(tmp_path):
+def test_the_number_of_seeds_is_that_of_every_setting(tmp_path):
     results, _ = grid_of(tmp_path)
-    value, low, high = over_tasks([results, results], "final_reward")["high"]
-    assert value == pytest.approx(0.52) and 0.5 <= low < value < high <= 0.54
+    assert number_of_seeds(results) == "5"
+    del results.runs["high", 4]
+    assert number_of_seeds(results) == "4 to 5"
+
+
+@pytest.mark.parametrize("damage", ["summary", "curves"])
+def test_a_kill_while_rows_are_written_loses_no_run(tmp_path, damage):
+    """A run counts as recorded by its row in summary.csv, which is written when all the others are."""
+    results, configs = grid_of(tmp_path)
+    folder = tmp_path / "rows"
+    results.only([key for key in configs if key != ("high", 4)]).write(folder)
+    before = {name: (folder / f"{name}.csv").read_text() for name in ("summary", "curves", "lengths")}
+    results.write(folder)
+    (folder / "summary.csv").write_text(before["summary"])  # the kill came before the last file
+    if damage == "curves":
+        (folder / "lengths.csv").write_text(before["lengths"])
+    again = Results.read(folder)
+    assert not again.has(("high", 4), configs["high", 4])
+    again.add(("high", 4), configs["high", 4])
+    assert (again.runs.keys(), again.curves.keys(), again.lengths.keys()) == (configs.keys(),) * 3
+    assert len(again.curves["high", 4]) == 15
+
+
+def test_the_order_of_writing(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr("harnessrl.results.write_atomically", lambda path, text: written.append(path.name))
+    grid_of(tmp_path)[0].write(tmp_path)
+    assert written == ["curves.csv", "lengths.csv", "summary.csv"]
+
+
+def test_a_curve_is_placed_by_its_steps(tmp_path):
+    results, _ = grid_of(tmp_path)
+    del results.curves["low", 1][4]  # step 4 of seed 1 is lost
+    assert np.isnan(results.curve("low", "reward/mean"))[:, 3:6].tolist() == [
+        [False] * 3, [False, True, False], [False] * 3, [False] * 3, [False] * 3
+    ]  # fmt: skip
+    assert results.curve("none", "reward/mean").shape == (0, 0)
+
+
+def test_a_run_folder_of_another_run_is_no_row(tmp_path):
+    results, _ = grid_of(tmp_path)
+    config = make_run(tmp_path, "short", [0.5] * 3)
+    with pytest.raises(ConfigError, match=r"advantage.unit: .*short was started with 'rollout', now it is 'sample'"):
+        results.add(("low", 5), replace(config, advantage=Advantage(unit="sample")))
+    with pytest.raises(ConfigError, match=r"short/metrics.jsonl has 3 steps, not 2"):
+        results.add(("low", 5), replace(config, steps=2))
+    with pytest.raises(ConfigError, match="low seed 0 is recorded with another configuration"):
+        results.has(("low", 5), config)  # seeds of a setting have one configuration
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("summary", b"setting,seed,final_reward\na,0,\xff\n", "summary.csv: damaged"),
+        ("summary", b"setting,final_reward\na,1\n", "without setting and whole seed"),
+        ("summary", b"setting,seed,final_reward\na,0,much\n", "final_reward is no number"),
+    ],
+)
+def test_damaged_tables_are_named(tmp_path, file, text, words):
+    (tmp_path / f"{file}.csv").write_bytes(text)
+    with pytest.raises(ConfigError, match=words):
+        Results.read(tmp_path).outcome("a", "final_reward")
+    (tmp_path / "summary.csv").write_text("setting,seed,final_reward\na,0,\n")
+    results = Results.read(tmp_path)
+    assert np.isnan([results.outcome("a", "final_reward")[0], results.outcome("a", "steps")[0]]).all()
+
+
+@pytest.mark.parametrize(
+    ("out", "words"), [("x.foo", "should end in one of .png"), ("/dev/null/x.png", "cannot be written")]
+)
+def test_compare_refuses_a_picture_that_it_cannot_make(tmp_path, out, words, capsys):
+    for name in ("one", "two"):
+        make_run(tmp_path, name, [float("inf"), 0.5])
+    assert cli.run(["compare", str(tmp_path / "one"), str(tmp_path / "two"), f"out={out}"]) == 2
+    assert words in capsys.readouterr().err
+    assert cli.run(["compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 0  # and infinity is no bar
 
 
 def test_smoothing_takes_the_last_steps_and_leaves_nan_out():

@@ -161,7 +161,9 @@ def test_figure_10_draws_structure_by_setting_and_task(tmp_path):
         for axis, value in zip(row, (0.25, 3.0, 0.125), strict=True):
             assert lines(axis)[REFERENCE] == ([0, 1, 2], [value] * 3)
         marks = [[line.get_ydata()[0] for line in axis.lines if line.get_marker() == "<"] for axis in row]
-        assert marks == [[0.36], [2.41], []]
+        assert marks == [[], [], []]  # others' numbers stand in the note: their tasks are other tasks
+    (note,) = [text.get_text() for text in figure.texts if text.get_gid() == "note"]
+    assert "single-sample share 0.36, samples per rollout 2.41" in note
 
 
 def test_outcomes_are_differences_paired_by_seed(tmp_path):
@@ -173,11 +175,13 @@ def test_outcomes_are_differences_paired_by_seed(tmp_path):
     assert reward["difference"]["all tasks"]["sample+token-mean"][0] == pytest.approx(0.05)  # of -.1, 0, .1, .2
     assert reward["probability"]["lookup"]["sample+token-mean"][0] == 0.875  # .5 against .5 counts half
     assert reward["probability"]["babyai"]["sample+token-mean"][0] == 0.25
-    assert reward["over tasks"][REFERENCE][0] == pytest.approx(0.35)  # of .3, .3, .4, .5
+    assert reward["over tasks"][REFERENCE][0] == pytest.approx(0.375)  # of .45 and .3, the means of the tasks
     difference, probability, together = figure.axes[:3]
     assert [line.get_xdata()[0] for line in difference.lines[:3]] == pytest.approx([0.15, -0.05, 0.05])
     assert [line.get_xdata()[0] for line in probability.lines[:2]] == [0.875, 0.25]
-    assert list(together.lines[0].get_xdata())[1] == pytest.approx(0.35)
+    assert list(together.lines[0].get_xdata())[1] == pytest.approx(0.375)
+    (note,) = [text.get_text() for text in figure.texts if text.get_gid() == "note"]
+    assert note.startswith("seeds: lookup 2, babyai 2. Points: interquartile mean")
 
 
 def test_the_probability_has_an_interval_from_five_seeds_on(tmp_path):
@@ -315,9 +319,9 @@ def test_training_draws_kl_gradient_norm_and_lengths(tmp_path):
     assert lines(kl)[REFERENCE] == ([0, 1, 2], [0.25] * 3) and lines(norm)[REFERENCE] == ([0, 1, 2], [0.5] * 3)
     # seeds together: (1 + 3) of (1 + 3) + (4 + 4) rollouts are below 8 tokens
     assert lines(rollout) == {
-        "first ten steps": ([64], [1.0]),
-        "sample+token-mean": ([8, 16], [1 / 3, 1.0]),
-        REFERENCE: ([8, 16], [1 / 3, 1.0]),
+        "first ten steps": ([8, 16, 64], [0.0, 0.0, 1.0]),  # all lines have the bins of all
+        "sample+token-mean": ([8, 16, 64], [1 / 3, 1.0, 1.0]),
+        REFERENCE: ([8, 16, 64], [1 / 3, 1.0, 1.0]),
     }
     assert lines(sample)[REFERENCE] == ([32], [1.0])
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 import paper_figs
 from harnessrl import cli
 from harnessrl import figures as command
+from harnessrl.config import load
 from harnessrl.errors import ConfigError
 from harnessrl.results import Results
 from paper_figs import style
@@ -96,11 +98,15 @@ def test_finished_runs_become_rows(tmp_path, capsys):
         for seed, reward in enumerate(rewards):
             folder = runs / "ablations" / "normalization" / setting / f"seed-{seed}"
             (folder / "checkpoints" / "step-00002").mkdir(parents=True)
-            (folder / "manifest.json").write_text('{"commit": "abc"}')
+            unit = ["advantage.unit=sample"] if setting.startswith("sample") else []
+            place = [f"runs={runs}", f"run=ablations/normalization/{setting}/seed-{seed}", f"seed={seed}"]
+            config = asdict(load(tmp_path / "base.yaml", unit + place))
+            (folder / "manifest.json").write_text(json.dumps({"config": config, "commit": "abc"}))
             lines = [{"step": step, "reward/mean": reward, "rollout/drift_share": 0.5} for step in range(2)]
             (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
             (folder / "rollouts.jsonl").write_text("")
     (folder / "checkpoints" / "step-00002").rename(folder / "checkpoints" / "step-00001")  # not finished
+    (folder.parent / "seed-old").mkdir()  # not one of the grid's
     arguments = [f"from={runs}", "fig8_babyai"]
     assert command.figures(arguments, tmp_path) == 1  # of the second experiment there is none
     assert "3 finished runs" in capsys.readouterr().out
@@ -108,6 +114,8 @@ def test_finished_runs_become_rows(tmp_path, capsys):
     assert results.settings == ["sample+token-mean", REFERENCE]
     assert results.outcome("sample+token-mean", "final_reward") == {0: 0.5, 1: 0.7}
     assert results.outcome(REFERENCE, "final_reward") == {0: 0.4}
+    manifest = json.loads((tmp_path / "ablations" / "results" / "normalization" / "manifest.json").read_text())
+    assert manifest["settings"]["sample+token-mean"]["advantage.unit"] == "sample"
     (tmp_path / "base.yaml").write_text(base + "advantage: {estimator: rloo}\n")
     with pytest.raises(ConfigError, match="recorded with another configuration"):
         command.figures(arguments, tmp_path)

@@ -1,15 +1,18 @@
 """Ablation files: those of the repository are whole, and what is wrong in one is named."""
 
+import fcntl
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from harnessrl.ablate import ablate
 from harnessrl.errors import ConfigError
 from harnessrl.grid import read_grid
 from harnessrl.preflight import flatten
-from harnessrl.results import FREE, digest
+from harnessrl.results import FREE, Results, digest
 
 FILES = sorted((Path(__file__).parent.parent / "ablations").glob("*.yaml"))
 
@@ -59,6 +62,9 @@ def test_command_line_words_reach_the_grid_or_every_run(tmp_path):
         ({"settings": {"one": {"update.rl": 1}}}, [], ["update.rl", "allowed: strategy"]),
         ({"reference": "three"}, [], ["reference", "three", "one, two"]),
         ({"results": 3}, [], ["results"]),
+        ({"reported": "text"}, [], ["reported", "list of lines"]),
+        ({"settings": {"one": {"update.lr": 0.1}}}, ["update.lr=1"], ["update.lr", "settings.one"]),
+        ({"settings": {"one": {"update.lr": 0.1}}}, ["update={lr: 1}"], ["update", "settings.one"]),
         ({}, ["only=three"], ["only", "three", "one, two"]),
         ({}, ["seeds=0"], ["seeds", "0"]),
         ({}, ["seeds=1.5"], ["seeds", "1.5"]),
@@ -69,3 +75,38 @@ def test_what_is_wrong_is_named(tmp_path, changes, overrides, words):
     with pytest.raises(ConfigError) as error:
         read_grid(write(tmp_path, **changes), overrides)
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize(("text", "words"), [("settings: {1: {}}\nbase: base.yaml", "settings.1"), ("1: 2", "'1'")])
+def test_names_are_text(tmp_path, text, words):
+    file = write(tmp_path)
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        read_grid(file, [])
+
+
+def test_the_manifest_keeps_settings_of_earlier_grids(tmp_path):
+    rows = tmp_path / "rows"
+    results = Results()
+    for name in ("one", "two"):
+        grid = read_grid(write(tmp_path), [f"only={name}", f"results={rows}", "seeds=1"])
+        results.runs[name, 0] = {"setting": name, "seed": 0, "config": digest(grid.cells[0].config)}
+        grid.write(results)
+    manifest = json.loads((rows / "manifest.json").read_text())
+    assert list(manifest["settings"]) == ["one", "two"] and manifest["settings"]["one"]["update.lr"] == 0.1
+    assert Results.read(rows).runs.keys() == {("one", 0), ("two", 0)}
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_results_have_one_writer(tmp_path, held):
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    descriptor = os.open(rows, os.O_RDONLY)
+    if held:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(ConfigError, match="another ablation is writing" if held else "No module named"):
+        ablate(write(tmp_path), [f"results={rows}"])  # the module a of its configuration does not exist
+    os.close(descriptor)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"results: .*file cannot be written to"):
+        ablate(write(tmp_path), [f"results={tmp_path / 'file'}"])
