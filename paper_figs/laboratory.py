@@ -136,6 +136,6 @@ def draw(figure: Figure, found: dict[str, Any]) -> None:
         figure,
         f"{ESTIMATOR}, batches of {manifest['groups']} groups of {manifest['size']}. Above: blind policy, success {SUCCESS}; "
         f"expected updates are exact, the error is of {manifest['batches']} drawn batches.\nBelow: exact flow, both dials "
-        f"{DIAL}, from reward {manifest['start']} to {manifest['until']}. "
+        f"{DIAL}, from inputs around success {manifest['start']} to reward {manifest['until']}. "
         "The true gradient pushes neither on fragmenting nor on length.",
     )
