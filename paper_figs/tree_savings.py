@@ -51,7 +51,7 @@ def numbers(root: Path) -> dict[str, dict[str, float]]:
 
 def draw(figure: Figure, found: dict[str, Any]) -> None:
     """A group of bars a source."""
-    figure.set_size_inches(6.8, 3.0)
+    figure.set_size_inches(max(5.0, 1.0 + 1.55 * len(found)), 3.2)
     axis = figure.subplots()
     for index, (way, label) in enumerate(WAYS.items()):
         places = np.arange(len(found)) + (index - 1) * 0.26
@@ -71,7 +71,7 @@ def draw(figure: Figure, found: dict[str, Any]) -> None:
         label="tokens that are trained",
     )
     names = [
-        f"{source}\n{values['calls']:.2f} calls, {values['samples']:.2f} samples a rollout"
+        f"{source}\n{values['calls']:.2f} calls,\n{values['samples']:.2f} samples a rollout"
         for source, values in found.items()
     ]
     axis.set_xticks(range(len(found)), names)

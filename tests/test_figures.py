@@ -256,7 +256,7 @@ def test_tree_savings_draws_shares(tmp_path):
     figure, _ = drawn("tree_savings", tmp_path)
     assert [patch.get_height() for patch in figure.axes[0].patches] == [1.0, 0.75, 0.5]
     assert figure.axes[0].collections[0].get_segments()[0][0][1] == 0.25
-    assert "3.00 calls, 2.00 samples" in figure.axes[0].get_xticklabels()[0].get_text()
+    assert "3.00 calls,\n2.00 samples" in figure.axes[0].get_xticklabels()[0].get_text()
 
 
 def test_drift_is_counted_by_length():
