@@ -18,6 +18,7 @@ has its row there is not run again, so a grid continues from committed rows on a
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -126,7 +127,7 @@ def read_grid(file: str | Path, overrides: Sequence[str]) -> Grid:
     cells = []
     for seed in range(seeds):  # seed by seed, so that an unfinished grid has all settings of the seeds it has
         for setting, changes in settings.items():
-            items = [f"{key}={value}" for key, value in changes.items()]
+            items = [f"{key}={json.dumps(value)}" for key, value in changes.items()]  # JSON is YAML
             items += [*passed, f"seed={seed}", f"run=ablations/{file.stem}/{setting}/seed-{seed}"]
             config = from_mapping(read_yaml(base), items, source=base)
             cells.append(Cell(setting=setting, seed=seed, config=config, argv=["train", str(base), *items]))
@@ -146,7 +147,7 @@ def _refuse_overridden(settings: dict[str, Any], overrides: Sequence[str], file:
     """A key of the command line that settings differ in would make them alike, under their own names."""
     for key in [item.partition("=")[0] for item in overrides]:
         for name, changes in settings.items():
-            if any(one == key or one.startswith(f"{key}.") for one in changes):
+            if any(one == key or one.startswith(f"{key}.") or key.startswith(f"{one}.") for one in changes):
                 raise ConfigError(
                     f"{key}: {file} compares its values (settings.{name}); it cannot be given to all runs"
                 )
@@ -173,8 +174,7 @@ def _read(file: Path) -> dict[str, Any]:
             f"{file}: needs `base` (a configuration file) and `settings` (a mapping of names to differences)"
         )
     for name, changes in settings.items():
-        if not isinstance(name, str) or not isinstance(changes, dict):
-            raise ConfigError(f"{file}: settings.{name}: expected a name (text) and a mapping of keys to values")
+        _check_setting(file, name, changes)
     if data.get("reference") not in (None, *settings):
         raise ConfigError(f"{file}: reference: {data['reference']!r} is not one of {', '.join(settings)}")
     if not isinstance(data.get("results", ""), str):
@@ -183,6 +183,18 @@ def _read(file: Path) -> dict[str, Any]:
     if not isinstance(reported, list) or not all(isinstance(line, str) for line in reported):
         raise ConfigError(f"{file}: reported: expected a list of lines, got {reported!r}")
     return data
+
+
+def _check_setting(file: Path, name: Any, changes: Any) -> None:
+    """A setting's name is a folder and a word of `only=`; the grid itself gives every run its seed and folder."""
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w .+=-]*", name):
+        raise ConfigError(
+            f"{file}: settings.{name}: a name has letters, digits and any of '_ .+=-', letters or digits first"
+        )
+    if not isinstance(changes, dict) or not all(isinstance(key, str) for key in changes):
+        raise ConfigError(f"{file}: settings.{name}: expected a mapping of keys to values")
+    if taken := [key for key in changes if key in ("seed", "run", "runs")]:
+        raise ConfigError(f"{file}: settings.{name}: {taken[0]} is given by the grid (seeds=N), not by a setting")
 
 
 def _positive(key: str, value: Any, file: Path) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from harnessrl.ablate import ablate
+from harnessrl.config import load
 from harnessrl.errors import ConfigError
 from harnessrl.grid import read_grid
 from harnessrl.preflight import flatten
@@ -63,6 +64,12 @@ def test_command_line_words_reach_the_grid_or_every_run(tmp_path):
         ({"reference": "three"}, [], ["reference", "three", "one, two"]),
         ({"results": 3}, [], ["results"]),
         ({"reported": "text"}, [], ["reported", "list of lines"]),
+        ({"settings": {"a/b": {}}}, [], ["settings.a/b", "a name has"]),
+        ({"settings": {"..": {}}}, [], ["settings...", "a name has"]),
+        ({"settings": {"a,b": {}}}, [], ["settings.a,b", "a name has"]),
+        ({"settings": {"": {}}}, [], ["settings.", "a name has"]),
+        ({"settings": {"one": {"seed": 3}}}, [], ["settings.one", "seed is given by the grid"]),
+        ({"settings": {"one": {"update": {"lr": 0.1}}}}, ["update.lr=1"], ["update.lr", "settings.one"]),
         ({"settings": {"one": {"update.lr": 0.1}}}, ["update.lr=1"], ["update.lr", "settings.one"]),
         ({"settings": {"one": {"update.lr": 0.1}}}, ["update={lr: 1}"], ["update", "settings.one"]),
         ({}, ["only=three"], ["only", "three", "one, two"]),
@@ -110,3 +117,17 @@ def test_results_have_one_writer(tmp_path, held):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"results: .*file cannot be written to"):
         ablate(write(tmp_path), [f"results={tmp_path / 'file'}"])
+
+
+def test_values_reach_the_runs_as_they_stand_in_the_file(tmp_path):
+    changes = {
+        "task.env_map": {"A": "-0.5", "B": "yes: no"},
+        "update.max_updates": None,
+        "update": {"lr": 0.25},
+        "deterministic": True,
+    }
+    (cell,) = read_grid(write(tmp_path, settings={"one": changes}), ["seeds=1"]).cells
+    assert cell.config.task.env_map == {"A": "-0.5", "B": "yes: no"}  # text stays text
+    assert (cell.config.update.max_updates, cell.config.update.lr, cell.config.deterministic) == (None, 0.25, True)
+    again = load(cell.argv[1], cell.argv[2:])  # what the run's own command line says
+    assert again == cell.config
