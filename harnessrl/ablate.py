@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -19,7 +16,7 @@ from rich.table import Table
 
 from harnessrl.display import QUIET_SECONDS, summarise
 from harnessrl.errors import ConfigError
-from harnessrl.grid import Cell, Grid, read_grid
+from harnessrl.grid import Cell, Grid, only_writer, read_grid
 from harnessrl.preflight import check
 from harnessrl.report import draw_curves, summary_tables
 from harnessrl.results import Results
@@ -36,12 +33,13 @@ def ablate(file: str | Path, overrides: Sequence[str]) -> int:
     grid = read_grid(file, overrides)
     console = Console()
     started = time.monotonic()
-    with _only_writer(grid.results):
+    with only_writer(grid.results):
         results = Results.read(grid.results)
+        grid.earlier()
         for cell in grid.cells:
             cell.recorded = results.has(cell.key, cell.config)
             if not cell.recorded:
-                check(cell.config)
+                _check(cell)
         _record(grid, results)
         waiting = [cell for cell in grid.cells if not cell.recorded]
         if len(waiting) < len(grid.cells):
@@ -50,29 +48,13 @@ def ablate(file: str | Path, overrides: Sequence[str]) -> int:
         return _finish(grid, results, console, time.monotonic() - started)
 
 
-@contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
-    """Hold a folder of results: two grids that write its tables would lose each other's rows.
-
-    Raises:
-        ConfigError: another process holds it, or nothing can be written there.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise ConfigError(f"results: {folder} cannot be written to: {error.strerror}") from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            text = f"results: another ablation is writing to {folder}; wait for it, or take another results=FOLDER"
-            raise ConfigError(text) from error
-        yield
-    finally:
-        os.close(descriptor)
+def _check(cell: Cell) -> None:
+    """Whether a run can be started, or continued in its folder."""
+    check(cell.config)
+    cell.read()
+    if len(cell.metrics) > cell.config.steps:
+        text = f"{cell.config.folder} has {len(cell.metrics)} steps, more than steps={cell.config.steps}"
+        raise ConfigError(f"{text}: take another runs=FOLDER")
 
 
 def _run(grid: Grid, results: Results, waiting: list[Cell], console: Console) -> None:

@@ -58,7 +58,7 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
 
 def _follow_stdin() -> None:
     """Stop when stdin ends: whoever started this run is gone."""
-    while sys.stdin.buffer.read(1024):
+    while os.read(0, 1024):  # sys.stdin's lock, held here while the interpreter ends, would abort it
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 

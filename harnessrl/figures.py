@@ -102,5 +102,8 @@ def _draw(name: str, module: ModuleType, root: Path, out: Path) -> None:
     with style.look():
         figure = style.new_figure()
         module.draw(figure, module.numbers(root))
-        style.save(figure, name, out, style.provenance_of(root, files, getattr(module, "REPORTED", {})))
+        try:
+            style.save(figure, name, out, style.provenance_of(root, files, getattr(module, "REPORTED", {})))
+        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+            raise ConfigError(f"out: {out} cannot be written to: {error.strerror}") from error
     print(f"{name}: {out / name}.png, .pdf, .json ({time.monotonic() - started:.1f} s)", flush=True)

@@ -17,10 +17,14 @@ has its row there is not run again, so a grid continues from committed rows on a
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import subprocess
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,14 +89,21 @@ class Grid:
     reference: str
     reported: list[str]
 
-    def write(self, results: Results) -> None:
-        """Write the rows and, beside them, manifest.json: what they are of, other settings of earlier grids included."""
+    def earlier(self) -> dict[str, Any]:
+        """Settings that the results' manifest.json already tells of.
+
+        Raises:
+            ConfigError: it is damaged.
+        """
         path = self.results / "manifest.json"
         try:
-            earlier = json.loads(path.read_text())["settings"] if path.exists() else {}
+            return dict(json.loads(path.read_text())["settings"]) if path.exists() else {}
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}: damaged: {error!r}") from error
-        settings = earlier | {cell.setting: differences(cell.config) for cell in self.cells}
+
+    def write(self, results: Results) -> None:
+        """Write the rows and, beside them, manifest.json: what they are of, other settings of earlier grids included."""
+        settings = self.earlier() | {cell.setting: differences(cell.config) for cell in self.cells}
         manifest = {
             "ablation": self.name,
             "reference": self.reference,
@@ -100,8 +111,33 @@ class Grid:
             "settings": {name: settings[name] for name in settings if name in results.settings},
             "versions": versions(),
         }
-        write_atomically(path, json.dumps(manifest, indent=1) + "\n")
+        write_atomically(self.results / "manifest.json", json.dumps(manifest, indent=1) + "\n")
         results.write(self.results)
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Hold a folder of results: two grids that write its tables would lose each other's rows.
+
+    Raises:
+        ConfigError: another process holds it, or nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigError(f"results: {folder} cannot be written to: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            text = f"results: another ablation is writing to {folder}; wait for it, or take another results=FOLDER"
+            raise ConfigError(text) from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read_grid(file: str | Path, overrides: Sequence[str]) -> Grid:
@@ -138,14 +174,18 @@ def read_grid(file: str | Path, overrides: Sequence[str]) -> Grid:
         jobs=jobs,
         folder=folder,
         results=Path(own["results"]) if own["results"] else folder,
-        reference=data.get("reference", list(settings)[-1]),
+        reference=data.get("reference") or list(data["settings"])[-1],
         reported=data.get("reported", []),
     )
 
 
 def _refuse_overridden(settings: dict[str, Any], overrides: Sequence[str], file: Path) -> None:
     """A key of the command line that settings differ in would make them alike, under their own names."""
-    for key in [item.partition("=")[0] for item in overrides]:
+    for key in [item.partition("=")[0].replace("[", ".").replace("]", "") for item in overrides]:
+        if key in ("seed", "run"):
+            raise ConfigError(
+                f"{key}: the grid gives it to every run; seeds=N takes the first N, runs=FOLDER other folders"
+            )
         for name, changes in settings.items():
             if any(one == key or one.startswith(f"{key}.") or key.startswith(f"{one}.") for one in changes):
                 raise ConfigError(
@@ -187,7 +227,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _check_setting(file: Path, name: Any, changes: Any) -> None:
     """A setting's name is a folder and a word of `only=`; the grid itself gives every run its seed and folder."""
-    if not isinstance(name, str) or not re.fullmatch(r"\w[\w .+=-]*", name):
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w .+=-]{0,99}", name):
         raise ConfigError(
             f"{file}: settings.{name}: a name has letters, digits and any of '_ .+=-', letters or digits first"
         )

@@ -65,6 +65,12 @@ def column(lines: Sequence[Mapping[str, Any]], key: str) -> np.ndarray:
     return np.array([_value(line, key) for line in lines], np.float64)
 
 
+def _whole(values: np.ndarray, setting: str) -> np.ndarray:
+    if not (values >= 0).all() or (values % 1).any():
+        raise ConfigError(f"curves.csv: steps of {setting} are not whole numbers")
+    return values.astype(np.int64)
+
+
 def _value(row: Mapping[str, Any], key: str) -> float:
     try:
         return float("nan") if row.get(key) in (None, "") else float(row[key])
@@ -115,9 +121,13 @@ class Results:
         setting, seed = key
         lines = read_jsonl(config.folder / "metrics.jsonl")
         manifest = read_manifest(config.folder)
+        if not manifest:
+            raise ConfigError(f"{config.folder} has no manifest.json: nothing says what its run was")
         check_same(config)
         if (steps := len(of_steps(lines))) != config.steps:
-            raise ConfigError(f"{config.folder / 'metrics.jsonl'} has {steps} steps, not {config.steps}")
+            raise ConfigError(
+                f"{config.folder / 'metrics.jsonl'} has {steps} steps, not {config.steps}: take another runs=FOLDER"
+            )
         head = {"setting": setting, "seed": seed}
         self.runs[key] = head | _outcomes(lines) | {"config": digest(config), "commit": manifest.get("commit") or ""}
         self.curves[key] = [
@@ -137,6 +147,8 @@ class Results:
                     f"{setting} seed {seed} is recorded with another configuration ({row.get('config')}, now "
                     f"{digest(config)}): take another results=FOLDER, or remove its rows"
                 )
+        if key in self.runs and len(self.curves.get(key, [])) < _value(self.runs[key], "steps"):
+            raise ConfigError(f"curves.csv lacks steps of {key[0]} seed {key[1]}: restore it, or remove the run's rows")
         return key in self.runs
 
     def only(self, keys: Iterable[Key]) -> Results:
@@ -159,12 +171,11 @@ class Results:
     def curve(self, setting: str, name: str) -> np.ndarray:
         """float64 [seeds, steps], up to the last step that all seeds of the setting have; NaN where there is no value."""
         tables = [lines for (own, _), lines in sorted(self.curves.items()) if own == setting]
-        steps = min((max(int(line["step"]) for line in lines) + 1 for lines in tables), default=0)
+        at = [_whole(column(lines, "step"), setting) for lines in tables]
+        steps = min((int(one.max()) + 1 for one in at), default=0)
         values = np.full((len(tables), steps), np.nan)
-        for row, lines in zip(values, tables, strict=True):
-            for line in lines:
-                if int(line["step"]) < steps:
-                    row[int(line["step"])] = _value(line, name)
+        for row, one, lines in zip(values, at, tables, strict=True):
+            row[one[one < steps]] = column(lines, name)[one < steps]
         return values
 
 

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from harnessrl.grid import read_grid
+from harnessrl.grid import Grid, only_writer, read_grid
 from harnessrl.report import SMOOTH, number_of_seeds, smooth
 from harnessrl.results import Results
 from harnessrl.statistics import ENOUGH_SEEDS, interquartile_mean, interval
 
 TASKS = {"lookup": "normalization", "babyai": "normalization_babyai"}
 """Our experiments, and the ablation (ablations/NAME.yaml, ablations/results/NAME) that compares normalisers on each."""
+SEEDS = {"lookup": 10, "babyai": 5}
+"""Seeds of their committed rows."""
 REFERENCE = "rollout+rollout-mean"
 """The setting that others are compared with, and the one whose curve stands for an experiment."""
 
@@ -25,7 +27,7 @@ def tables(task: str) -> tuple[str, ...]:
 
 def make(task: str) -> str:
     """The command that makes them."""
-    return f"harnessrl ablate ablations/{TASKS[task]}.yaml results=ablations/results/{TASKS[task]} seeds=10"
+    return f"harnessrl ablate ablations/{TASKS[task]}.yaml results=ablations/results/{TASKS[task]} seeds={SEEDS[task]}"
 
 
 def read_tasks(root: Path) -> dict[str, Results]:
@@ -68,6 +70,16 @@ def note(results: Results) -> str:
     return f"{number_of_seeds(results)} seeds; line: interquartile mean, band: {kind}"
 
 
+def grid_of(name: str, runs: Path, root: Path) -> Grid | None:
+    """The grid of an ablation whose runs lie below `runs`, as many seeds as there are folders of; None where there are none."""
+    names = [folder.name.removeprefix("seed-") for folder in (runs / "ablations" / name).glob("*/seed-*")]
+    seeds = [int(seed) for seed in names if seed.isdecimal() and len(seed) < 4]
+    if not seeds:
+        return None
+    words = [f"seeds={max(seeds) + 1}", f"runs={runs}", f"results={root / 'ablations' / 'results' / name}"]
+    return read_grid(root / "ablations" / f"{name}.yaml", words)
+
+
 def rebuild(runs: Path, root: Path) -> list[str]:
     """Take every finished run below RUNS/ablations into the committed tables; rows of other runs stay.
 
@@ -76,19 +88,17 @@ def rebuild(runs: Path, root: Path) -> list[str]:
     """
     told = []
     for name in TASKS.values():
-        names = [folder.name.removeprefix("seed-") for folder in (runs / "ablations" / name).glob("*/seed-*")]
-        seeds = [int(seed) for seed in names if seed.isdecimal()]
-        if not seeds:
-            continue
         folder = root / "ablations" / "results" / name
-        words = [f"seeds={max(seeds) + 1}", f"runs={runs}", f"results={folder}"]
-        grid = read_grid(root / "ablations" / f"{name}.yaml", words)
-        results = Results.read(folder)
+        grid = grid_of(name, runs, root)
+        if grid is None:
+            continue
         finished = [cell for cell in grid.cells if cell.done]
-        for cell in finished:
-            results.has(cell.key, cell.config)
-            results.add(cell.key, cell.config)
-        if finished:
-            grid.write(results)
+        with only_writer(folder):
+            results = Results.read(folder)
+            for cell in finished:
+                results.has(cell.key, cell.config)
+                results.add(cell.key, cell.config)
+            if finished:
+                grid.write(results)
         told.append(f"ablations/results/{name}: {len(finished)} finished runs of {runs / 'ablations' / name}")
     return told

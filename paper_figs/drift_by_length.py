@@ -33,7 +33,7 @@ def rebuild(runs: Path, root: Path) -> list[str]:
     if smollm2 is not None:
         ids = [response["ids"] for response in json.loads((root / STORED).read_text())["responses"]]
         found[SMOLLM2] = count(smollm2, ids)
-    for source, rollouts in sources(runs):
+    for source, rollouts in sources(runs, root):
         tokenizer = smollm2
         if source != CHATS:
             path = root / TOKENIZERS.get(source.partition(",")[0], "")

@@ -8,26 +8,43 @@ from pathlib import Path
 from typing import Any
 
 from harnessrl.adapter import Rollout
+from harnessrl.errors import ConfigError
+from harnessrl.preflight import check_same
 from harnessrl.results import LAST
+from harnessrl.statistics import ENOUGH_SEEDS
 from harnessrl.trace import Trace
-from paper_figs.curves import REFERENCE, TASKS
+from paper_figs.curves import REFERENCE, TASKS, grid_of
 
 Row = dict[str, Any]
 CHATS = "SmolLM2 chats"
 """Source of experiments/substitute_bias: five-turn chats whose text goes back as it was decoded."""
 
 
-def sources(runs: Path) -> Iterator[tuple[str, list[Rollout]]]:
-    """Name and rollouts of each recorded source below `runs`: the first and last steps of each task's reference, chats."""
+def sources(runs: Path, root: Path) -> Iterator[tuple[str, list[Rollout]]]:
+    """Name and rollouts of each recorded source below `runs`: the first and last steps of each task's reference, chats.
+
+    Raises:
+        ConfigError: a run of another configuration, or fewer finished runs than the committed counts are of.
+    """
     for task, name in TASKS.items():
-        files = sorted((runs / "ablations" / name / REFERENCE).glob("seed-*/rollouts.jsonl"))
+        grid = grid_of(name, runs, root)
+        finished = [cell for cell in grid.cells if cell.done and cell.setting == REFERENCE] if grid else []
+        if not finished:
+            continue
+        if len(finished) < ENOUGH_SEEDS:
+            raise ConfigError(
+                f"{runs}/ablations/{name}/{REFERENCE}: {len(finished)} finished runs; counts of rollouts are of {ENOUGH_SEEDS} "
+                "seeds or more (name the figures that are to be made again)"
+            )
         early, late = [], []
-        for file in files:
-            lines = list(Trace(file))
-            last = max(line.data["step"] for line in lines)
-            early += [line.rollout for line in lines if line.data["step"] < LAST]
-            late += [line.rollout for line in lines if line.data["step"] > last - LAST]
-        if files:
+        for cell in finished:
+            check_same(cell.config)
+            for line in Trace(cell.config.folder / "rollouts.jsonl"):
+                if line.data["step"] < LAST:
+                    early.append(line.rollout)
+                if line.data["step"] >= cell.config.steps - LAST:
+                    late.append(line.rollout)
+        if early and late:
             yield f"{task}, first {LAST} steps", early
             yield f"{task}, last {LAST} steps", late
     chats = runs / "substitute_bias" / "chats.jsonl"

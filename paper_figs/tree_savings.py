@@ -20,7 +20,7 @@ WAYS = {"per_call": "a sample a call", "best_effort": "best effort", "tree": "tr
 
 def rebuild(runs: Path, root: Path) -> list[str]:
     """Count the tokens of every recorded source below `runs`."""
-    return replace_rows(root / DATA[0], {source: [count(rollouts)] for source, rollouts in sources(runs)})
+    return replace_rows(root / DATA[0], {source: [count(rollouts)] for source, rollouts in sources(runs, root)})
 
 
 def count(rollouts: Sequence[Rollout]) -> dict[str, int]:

@@ -142,6 +142,16 @@ def test_the_number_of_seeds_is_that_of_every_setting(tmp_path):
     assert number_of_seeds(results) == "4 to 5"
 
 
+def test_a_run_whose_curve_is_lost_is_not_taken_for_recorded(tmp_path):
+    results, configs = grid_of(tmp_path)
+    del results.curves["high", 2][3:]
+    with pytest.raises(ConfigError, match=r"curves.csv lacks steps of high seed 2"):
+        results.has(("high", 2), configs["high", 2])
+    results.curves["low", 0][3]["step"] = "x"
+    with pytest.raises(ConfigError, match="step is no number"):
+        results.curve("low", "reward/mean")
+
+
 @pytest.mark.parametrize("damage", ["summary", "curves"])
 def test_a_kill_while_rows_are_written_loses_no_run(tmp_path, damage):
     """A run counts as recorded by its row in summary.csv, which is written when all the others are."""
@@ -183,6 +193,9 @@ def test_a_run_folder_of_another_run_is_no_row(tmp_path):
         results.add(("low", 5), replace(config, advantage=Advantage(unit="sample")))
     with pytest.raises(ConfigError, match=r"short/metrics.jsonl has 3 steps, not 2"):
         results.add(("low", 5), replace(config, steps=2))
+    (config.folder / "manifest.json").unlink()
+    with pytest.raises(ConfigError, match=r"no manifest.json"):
+        results.add(("low", 5), config)
     with pytest.raises(ConfigError, match="low seed 0 is recorded with another configuration"):
         results.has(("low", 5), config)  # seeds of a setting have one configuration
 

@@ -72,6 +72,9 @@ def test_command_line_words_reach_the_grid_or_every_run(tmp_path):
         ({"settings": {"one": {"update": {"lr": 0.1}}}}, ["update.lr=1"], ["update.lr", "settings.one"]),
         ({"settings": {"one": {"update.lr": 0.1}}}, ["update.lr=1"], ["update.lr", "settings.one"]),
         ({"settings": {"one": {"update.lr": 0.1}}}, ["update={lr: 1}"], ["update", "settings.one"]),
+        ({}, ["seed=1"], ["seed", "seeds=N"]),
+        ({}, ["update[lr]=1"], ["update.lr", "settings.one"]),
+        ({"settings": {"x" * 101: {}}}, [], ["a name has"]),
         ({}, ["only=three"], ["only", "three", "one, two"]),
         ({}, ["seeds=0"], ["seeds", "0"]),
         ({}, ["seeds=1.5"], ["seeds", "1.5"]),
@@ -131,3 +134,11 @@ def test_values_reach_the_runs_as_they_stand_in_the_file(tmp_path):
     assert (cell.config.update.max_updates, cell.config.update.lr, cell.config.deterministic) == (None, 0.25, True)
     again = load(cell.argv[1], cell.argv[2:])  # what the run's own command line says
     assert again == cell.config
+
+
+def test_a_damaged_manifest_stops_a_grid_before_it_starts(tmp_path):
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    (rows / "manifest.json").write_text("[")
+    with pytest.raises(ConfigError, match=r"manifest.json: damaged"):
+        ablate(write(tmp_path), [f"results={rows}"])

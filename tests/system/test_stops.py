@@ -9,7 +9,7 @@ import pytest
 
 from harnessrl.metrics import read_jsonl
 from tests.system.running import ENV, ROOT, children_of, gone, harnessrl, start, wait_for
-from tests.system.toy import write_config
+from tests.system.toy import command, write_config
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
@@ -53,3 +53,13 @@ def test_ranks_end_when_their_launcher_is_killed(tmp_path):
     process.kill()
     process.communicate(timeout=30)
     assert gone(mark)
+
+
+def test_a_run_that_follows_its_stdin_ends_with_its_own_exit_code():
+    """The thread that waits for the end of stdin must not abort the interpreter when the work is done first."""
+    with subprocess.Popen(
+        command("train", "keys"), cwd=ROOT, env=ENV | {"HARNESSRL_FOLLOW_STDIN": "1"}, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        process.stdout.read()  # to its end, while stdin stays open
+        assert (process.wait(60), process.stderr.read()) == (0, "")
