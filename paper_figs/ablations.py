@@ -20,7 +20,8 @@ NAMES = ("estimators", "unit", "credit", "zero_signal", "split_updates", "mergin
 FILES = tuple(f"ablations/results/{name}/summary.csv" for name in NAMES)
 DATA, ALSO = FILES[:1], FILES[1:]
 MAKE = "harnessrl ablate ablations/estimators.yaml results=ablations/results/estimators"
-COSTS = {"computed_tokens": "computed tokens", "update_seconds": "seconds of updates"}
+COSTS = {"computed_tokens": "computed tokens"}
+"""No seconds: rows of one ablation were made beside different other work. `harnessrl bench train` measures time."""
 
 
 def numbers(root: Path) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def draw(figure: Figure, found: dict[str, Any]) -> None:
     add_note(
         figure,
         "lookup; against the setting in brackets, paired by seed; interquartile mean with 95 % bootstrap interval (below "
-        f"{ENOUGH_SEEDS} seeds the range).\nSeeds: {seeds}. Seconds are of a machine that other work shared.",
+        f"{ENOUGH_SEEDS} seeds the range).\nSeeds: {seeds}.",
     )
 
 

@@ -122,6 +122,8 @@ def one_line(name: str, provenance: Mapping[str, Any]) -> str:
     shown = "; ".join(
         f"{folder}/{files[0] if len(files) == 1 else '{' + ','.join(files) + '}'}" for folder, files in folders.items()
     )
+    if len(folders) > 3:
+        shown = f"{'; '.join(shown.split('; ')[:2])} and {len(folders) - 2} more, named in {name}.json"
     source = f"data: {shown} @ {provenance['commit']}" if folders else "computed by harnessrl.adapter"
     return f"harnessrl figures {name} · {source}"
 

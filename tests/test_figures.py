@@ -336,13 +336,13 @@ def test_the_small_ablations_are_drawn_against_their_own_references(tmp_path):
                 more = (seed + 1) * (setting in ("sample", "rloo"))  # 1 and 2 more than the reference has
                 row = {"setting": setting, "seed": seed, "steps": 3, "config": "x", "commit": "abc"}
                 row |= {"final_reward": 0.5 + more / 10, "drift_share_final": 0.25}
-                results.runs[setting, seed] = row | {"computed_tokens": 100 * 4**more, "update_seconds": 2.0}
+                results.runs[setting, seed] = row | {"computed_tokens": 100 * 4**more}
         results.write(tmp_path / "ablations" / "results" / name)
     figure, numbers = drawn("ablations", tmp_path)
     assert list(numbers) == ["estimators", "unit"] and numbers["unit"]["seeds"] == 2
-    reward, drift, tokens, seconds = figure.axes
+    reward, drift, tokens = figure.axes
     assert [text.get_text() for text in reward.get_yticklabels()] == ["rloo (grpo)", "sample (rollout)"]
-    for axis, value in ((reward, 0.15), (drift, 0.0), (tokens, 8.0), (seconds, 1.0)):  # 8: the geometric mean of 4, 16
+    for axis, value in ((reward, 0.15), (drift, 0.0), (tokens, 8.0)):  # 8: the geometric mean of 4, 16
         places = [(line.get_xdata()[0], line.get_ydata()[0]) for line in axis.lines if line.get_linestyle() == "None"]
         assert places == [pytest.approx((value, 0)), pytest.approx((value, 1))]
     ends = [tuple(segment[:, 0]) for segment in tokens.collections[0].get_segments()]
