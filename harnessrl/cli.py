@@ -65,9 +65,8 @@ def _follow_stdin() -> None:
 
 def _full_disk(error: Exception) -> str:
     """What to say where a disk or quota is full; libraries in other languages tell by their text alone."""
-    if getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT) and "No space left on device" not in str(
-        error
-    ):
+    known = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    if not known and "No space left on device" not in str(error):
         return ""
     name = getattr(error, "filename", None)
     return f"no space left on the disk{f' of {name}' if name else ''}; what was recorded stays, and the same command continues"
