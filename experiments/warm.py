@@ -63,9 +63,8 @@ def cached(
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
-        flock(
-            lock, LOCK_EX
-        )  # runs of one seed that start together train it once; it is free again when its holder ends
+        # Runs of one seed that start together train it once; the lock is free again when its holder ends.
+        flock(lock, LOCK_EX)
         if not folder.is_dir():
             _make(folder, tokenizer, make)
     return folder
