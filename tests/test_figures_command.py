@@ -18,6 +18,7 @@ from harnessrl.errors import ConfigError
 from harnessrl.results import Results
 from paper_figs import style
 from paper_figs.curves import REFERENCE
+from paper_figs.traces import sources
 
 ROOT = Path(__file__).parents[1]
 REWARDS = {"sample+token-mean": [0.5, 0.7], REFERENCE: [0.4, 0.5]}
@@ -142,3 +143,25 @@ def test_a_full_disk_is_said_in_a_line(tmp_path, capsys):
     (tmp_path / "fig4_baseline.json").symlink_to("/dev/full")
     assert cli.run(["figures", "fig4_baseline", f"out={tmp_path}"]) == 1
     assert "harnessrl: no space left on the disk" in capsys.readouterr().err
+
+
+def test_counts_are_of_the_first_and_last_ten_steps_of_five_finished_runs(tmp_path):
+    (tmp_path / "ablations").mkdir()
+    (tmp_path / "base.yaml").write_text("task: {inputs: 'x:y', harness: 'x:y'}\npolicy: {source: 'x:y'}\nsteps: 12\n")
+    (tmp_path / "ablations" / "normalization.yaml").write_text(f"base: ../base.yaml\nsettings:\n  {REFERENCE}: {{}}\n")
+    runs = tmp_path / "runs"
+    for seed in range(6):
+        name = f"ablations/normalization/{REFERENCE}/seed-{seed}"
+        config = load(tmp_path / "base.yaml", [f"runs={runs}", f"run={name}", f"seed={seed}"])
+        (runs / name / "checkpoints" / f"step-{12 if seed < 5 else 11:05d}").mkdir(parents=True)  # the sixth goes on
+        (runs / name / "manifest.json").write_text(json.dumps({"config": asdict(config)}))
+        lines = [
+            {"step": step, "rollout_id": f"{seed}-{step}", "group_id": "g", "reward": 1.0, "calls": []}
+            for step in range(12)
+        ]
+        (runs / name / "rollouts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = {source: [rollout.rollout_id for rollout in rollouts] for source, rollouts in sources(runs, tmp_path)}
+    assert found == {
+        "lookup, first 10 steps": [f"{seed}-{step}" for seed in range(5) for step in range(10)],
+        "lookup, last 10 steps": [f"{seed}-{step}" for seed in range(5) for step in range(2, 12)],
+    }
