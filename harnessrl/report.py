@@ -30,7 +30,7 @@ DESCRIPTION = {
 def summary_tables(name: str, results: Results, reference: str) -> list[Table]:
     """Each setting's interquartile means with intervals; and what the primary outcomes differ from the reference's."""
     values = _table(
-        f"{name}: interquartile mean over {number_of_seeds(results)} seeds\n"
+        f"{name}: interquartile mean over {seeds_of(results)}\n"
         f"(below it the 95 % bootstrap interval; of fewer than {ENOUGH_SEEDS} the range)"
     )
     for label in (*PRIMARY.values(), *DESCRIPTION.values()):
@@ -38,6 +38,8 @@ def summary_tables(name: str, results: Results, reference: str) -> list[Table]:
     for setting in results.settings:
         cells = [_cell(results, setting, key) for key in (*PRIMARY, *DESCRIPTION)]
         values.add_row(setting, *cells, end_section=True)
+    if reference not in results.settings:
+        values.caption = f"no differences: the reference, {reference}, is not among these settings"
     if len(results.settings) == 1 or reference not in results.settings:
         return [values]
     against = _table(f"difference to {reference}, paired by seed\n(P: probability that a run is higher)")
@@ -75,10 +77,10 @@ def _against(results: Results, setting: str, reference: str, key: str) -> tuple[
     return f"{interquartile_mean(differences):+.3f}\n{low:+.3f} to {high:+.3f}", f"{better:.2f}"
 
 
-def number_of_seeds(results: Results) -> str:
-    """How many seeds the settings have: "5", or "5 to 7"."""
+def seeds_of(results: Results) -> str:
+    """How many seeds the settings have: "1 seed", "5 seeds", or "5 to 7 seeds"."""
     counts = {len(results.outcome(setting, "steps")) for setting in results.settings} or {0}
-    return " to ".join(map(str, sorted({min(counts), max(counts)})))
+    return " to ".join(map(str, sorted({min(counts), max(counts)}))) + (" seed" if counts == {1} else " seeds")
 
 
 PANELS = {
@@ -114,7 +116,7 @@ def draw_curves(path: Path, results: Results, reported: Sequence[str]) -> None:
     kind = f"band: 95 % bootstrap interval; of fewer than {ENOUGH_SEEDS} the range, with single seeds as points"
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="upper center", ncols=2, frameon=False)
-    note = f"{number_of_seeds(results)} seeds; line: interquartile mean; {kind}; running mean of {SMOOTH} steps.\n"
+    note = f"{seeds_of(results)}; line: interquartile mean; {kind}; running mean of {SMOOTH} steps.\n"
     note += "\n".join(reported)
     figure.text(0.01, 0.005, note, fontsize=7.5, va="bottom")
     figure.tight_layout(rect=(0, 0.03 + 0.018 * len(reported), 1, 0.93))

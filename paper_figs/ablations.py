@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from harnessrl.config import read_yaml
 from harnessrl.results import PRIMARY, Results
 from harnessrl.statistics import ENOUGH_SEEDS
+from paper_figs.curves import take_in
 from paper_figs.outcomes import Point, difference
 from paper_figs.style import GREY, add_note, label_panels, line_style
 
@@ -22,6 +23,11 @@ DATA, ALSO = FILES[:1], FILES[1:]
 MAKE = "harnessrl ablate ablations/estimators.yaml results=ablations/results/estimators"
 COSTS = {"computed_tokens": "computed tokens"}
 """No seconds: rows of one ablation were made beside different other work. `harnessrl bench train` measures time."""
+
+
+def rebuild(runs: Path, root: Path) -> list[str]:
+    """`take_in` of these ablations."""
+    return take_in(NAMES, runs, root)
 
 
 def numbers(root: Path) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from harnessrl.grid import Grid, only_writer, read_grid
-from harnessrl.report import SMOOTH, number_of_seeds, smooth
+from harnessrl.report import SMOOTH, seeds_of, smooth
 from harnessrl.results import Results
 from harnessrl.statistics import ENOUGH_SEEDS, interquartile_mean, interval
 
@@ -67,7 +68,7 @@ def note(results: Results) -> str:
     """What the lines and bands are."""
     fewest = min((len(results.outcome(setting, "steps")) for setting in results.settings), default=0)
     kind = "95 % bootstrap interval" if fewest >= ENOUGH_SEEDS else "range (thin: single seeds)"
-    return f"{number_of_seeds(results)} seeds; line: interquartile mean, band: {kind}"
+    return f"{seeds_of(results)}; line: interquartile mean, band: {kind}"
 
 
 def grid_of(name: str, runs: Path, root: Path) -> Grid | None:
@@ -81,13 +82,18 @@ def grid_of(name: str, runs: Path, root: Path) -> Grid | None:
 
 
 def rebuild(runs: Path, root: Path) -> list[str]:
-    """Take every finished run below RUNS/ablations into the committed tables; rows of other runs stay.
+    """`take_in` of the ablations that compare normalisers."""
+    return take_in(TASKS.values(), runs, root)
+
+
+def take_in(names: Iterable[str], runs: Path, root: Path) -> list[str]:
+    """Take every finished run of these ablations below RUNS/ablations into the committed tables; rows of other runs stay.
 
     Raises:
         ConfigError: a run is recorded under another configuration.
     """
     told = []
-    for name in TASKS.values():
+    for name in names:
         folder = root / "ablations" / "results" / name
         grid = grid_of(name, runs, root)
         if grid is None:

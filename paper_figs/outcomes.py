@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from harnessrl.report import number_of_seeds
+from harnessrl.report import seeds_of
 from harnessrl.results import PRIMARY, Results
 from harnessrl.statistics import (
     ENOUGH_SEEDS,
@@ -46,7 +46,7 @@ def numbers(root: Path) -> dict[str, Any]:
             }
             for key in PRIMARY
         },
-        "seeds": {task: number_of_seeds(results) for task, results in tasks.items()},
+        "seeds": {task: seeds_of(results) for task, results in tasks.items()},
     }
 
 
@@ -132,7 +132,7 @@ def draw(figure: Figure, found: dict[str, Any]) -> None:
     label_panels(axes.flat)
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     seeds = ", ".join(f"{task} {note}" for task, note in found["seeds"].items())
-    text = f"seeds: {seeds}. Points: interquartile mean of seeds (all tasks: the mean of each task's); bars: 95 % bootstrap interval"
+    text = f"{seeds}. Points: interquartile mean of seeds (all tasks: the mean of each task's); bars: 95 % bootstrap interval"
     add_note(figure, f"{text}, a difference's range below {ENOUGH_SEEDS} seeds")
 
 

@@ -11,7 +11,7 @@ from harnessrl.adapter import Rollout
 from harnessrl.compare import sparkline
 from harnessrl.config import Advantage, Config, Policy, Task
 from harnessrl.errors import ConfigError
-from harnessrl.report import number_of_seeds, smooth, summary_tables
+from harnessrl.report import seeds_of, smooth, summary_tables
 from harnessrl.results import Results, digest
 
 
@@ -135,11 +135,23 @@ def test_the_tables_pair_settings_by_seed_and_fit_into_eighty_columns(tmp_path, 
     assert not any("…" in cell for line in lines for cell in line)
 
 
+def test_a_table_without_its_reference_says_so(tmp_path, capsys):
+    from rich.console import Console
+
+    results, _ = grid_of(tmp_path)
+    (table,) = summary_tables("grid", results.only([("high", seed) for seed in range(5)]), "low")
+    Console(width=80).print(table)
+    assert "no differences: the reference, low, is not among these settings" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
 def test_the_number_of_seeds_is_that_of_every_setting(tmp_path):
     results, _ = grid_of(tmp_path)
-    assert number_of_seeds(results) == "5"
+    assert seeds_of(results) == "5 seeds"
     del results.runs["high", 4]
-    assert number_of_seeds(results) == "4 to 5"
+    assert seeds_of(results) == "4 to 5 seeds"
+    assert seeds_of(results.only([("low", 0)])) == "1 seed"
 
 
 def test_a_run_whose_curve_is_lost_is_not_taken_for_recorded(tmp_path):

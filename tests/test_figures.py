@@ -181,7 +181,7 @@ def test_outcomes_are_differences_paired_by_seed(tmp_path):
     assert [line.get_xdata()[0] for line in probability.lines[:2]] == [0.875, 0.25]
     assert list(together.lines[0].get_xdata())[1] == pytest.approx(0.375)
     (note,) = [text.get_text() for text in figure.texts if text.get_gid() == "note"]
-    assert note.startswith("seeds: lookup 2, babyai 2. Points: interquartile mean")
+    assert note.startswith("lookup 2 seeds, babyai 2 seeds. Points: interquartile mean")
 
 
 def test_the_probability_has_an_interval_from_five_seeds_on(tmp_path):

@@ -16,7 +16,7 @@ from harnessrl import figures as command
 from harnessrl.config import load
 from harnessrl.errors import ConfigError
 from harnessrl.results import Results
-from paper_figs import style
+from paper_figs import ablations, style
 from paper_figs.curves import REFERENCE
 from paper_figs.traces import sources
 
@@ -88,26 +88,45 @@ def test_the_commit_is_that_of_the_data(tmp_path):
     assert style.commit_of(tmp_path, ["c.csv"]) == "no commit + changes"
 
 
-def test_finished_runs_become_rows(tmp_path, capsys):
+BASE = "task: {inputs: 'x:y', harness: 'x:y'}\npolicy: {source: 'x:y'}\nsteps: 2\n"
+
+
+def finished_grid(tmp_path, name):
+    """Runs of ablations/NAME.yaml, two settings of two seeds, the last one unfinished; returns their folder."""
     (tmp_path / "ablations").mkdir()
-    base = "task: {inputs: 'x:y', harness: 'x:y'}\npolicy: {source: 'x:y'}\nsteps: 2\n"
-    (tmp_path / "base.yaml").write_text(base)
-    grid = f"base: ../base.yaml\nsettings:\n  sample+token-mean: {{advantage.unit: sample}}\n  {REFERENCE}: {{}}\n"
-    (tmp_path / "ablations" / "normalization.yaml").write_text(grid)
+    (tmp_path / "base.yaml").write_text(BASE)
+    settings = f"settings:\n  sample+token-mean: {{advantage.unit: sample}}\n  {REFERENCE}: {{}}\n"
+    (tmp_path / "ablations" / f"{name}.yaml").write_text(f"base: ../base.yaml\nreference: {REFERENCE}\n{settings}")
     runs = tmp_path / "runs"
     for setting, rewards in REWARDS.items():
         for seed, reward in enumerate(rewards):
-            folder = runs / "ablations" / "normalization" / setting / f"seed-{seed}"
+            folder = runs / "ablations" / name / setting / f"seed-{seed}"
             (folder / "checkpoints" / "step-00002").mkdir(parents=True)
             unit = ["advantage.unit=sample"] if setting.startswith("sample") else []
-            place = [f"runs={runs}", f"run=ablations/normalization/{setting}/seed-{seed}", f"seed={seed}"]
+            place = [f"runs={runs}", f"run=ablations/{name}/{setting}/seed-{seed}", f"seed={seed}"]
             config = asdict(load(tmp_path / "base.yaml", unit + place))
             (folder / "manifest.json").write_text(json.dumps({"config": config, "commit": "abc"}))
             lines = [{"step": step, "reward/mean": reward, "rollout/drift_share": 0.5} for step in range(2)]
+            lines = [line | {"update/computed_tokens": 50 / reward} for line in lines]
             (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
             (folder / "rollouts.jsonl").write_text("")
     (folder / "checkpoints" / "step-00002").rename(folder / "checkpoints" / "step-00001")  # not finished
     (folder.parent / "seed-old").mkdir()  # not one of the grid's
+    return runs
+
+
+def test_finished_runs_of_the_small_ablations_become_rows(tmp_path, capsys):
+    runs = finished_grid(tmp_path, "estimators")
+    assert command.figures([f"from={runs}", f"out={tmp_path / 'out'}", "ablations"], tmp_path) == 0
+    assert "ablations/results/estimators: 3 finished runs" in capsys.readouterr().out
+    data = ablations.numbers(tmp_path)["estimators"]
+    # of the seeds that both have, seed 0: .5 and .4; tokens are as 1 / reward
+    assert data["difference"]["final_reward"] == {"sample+token-mean": pytest.approx((0.1, 0.1, 0.1))}
+    assert data["ratio"]["computed_tokens"] == {"sample+token-mean": pytest.approx((0.8, 0.8, 0.8))}
+
+
+def test_finished_runs_become_rows(tmp_path, capsys):
+    runs = finished_grid(tmp_path, "normalization")
     arguments = [f"from={runs}", "fig8_babyai"]
     assert command.figures(arguments, tmp_path) == 1  # of the second experiment there is none
     assert "3 finished runs" in capsys.readouterr().out
@@ -120,7 +139,7 @@ def test_finished_runs_become_rows(tmp_path, capsys):
     assert not (tmp_path / "paper_figs").exists()
     manifest = json.loads((tmp_path / "ablations" / "results" / "normalization" / "manifest.json").read_text())
     assert manifest["settings"]["sample+token-mean"]["advantage.unit"] == "sample"
-    (tmp_path / "base.yaml").write_text(base + "advantage: {estimator: rloo}\n")
+    (tmp_path / "base.yaml").write_text(BASE + "advantage: {estimator: rloo}\n")
     with pytest.raises(ConfigError, match="recorded with another configuration"):
         command.figures(arguments, tmp_path)
 
