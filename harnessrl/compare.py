@@ -13,8 +13,8 @@ from rich.table import Table
 from harnessrl.errors import ConfigError
 from harnessrl.metrics import of_steps, read_jsonl, read_manifest
 from harnessrl.preflight import flatten
-from harnessrl.report import PANELS, draw_setting
-from harnessrl.results import LAST, column
+from harnessrl.report import PANELS, panels, save
+from harnessrl.results import LAST, column, mean_of_known
 
 BARS = "▁▂▃▄▅▆▇█"
 KINDS = (".png", ".pdf", ".svg")
@@ -41,7 +41,8 @@ def compare(first: str, second: str, out: str | None = None) -> int:
     console.print(_differences(names, configs))
     console.print(_numbers(names, metrics))
     try:
-        _draw(path, names, metrics)
+        curves = [{key: column(lines, key)[None] for key in PANELS} for lines in metrics]
+        save(panels(dict(zip(names, curves, strict=True))), path)
     except OSError as error:
         raise ConfigError(f"out: {path} cannot be written: {error.strerror}") from error
     console.print(str(path), highlight=False, markup=False)
@@ -93,20 +94,12 @@ def _numbers(names: list[str], metrics: list[list[dict[str, Any]]]) -> Table:
         table.add_column(name, min_width=WIDTH, overflow="fold")
     for key in sorted({key for lines in metrics for line in lines for key in line} - {"step"}):
         curves = [np.where(np.isfinite(curve), curve, np.nan) for curve in (column(lines, key) for lines in metrics)]
-        ends = [_mean(curve[steps - last : steps]) for curve in curves]
-        low, high = (f([f(x[~np.isnan(x)], initial=_start(f)) for x in curves]) for f in (np.min, np.max))
+        ends = [mean_of_known(curve[steps - last : steps]) for curve in curves]
+        known = np.concatenate([curve[~np.isnan(curve)] for curve in curves])
+        low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
         bars = [sparkline(curve, float(low), float(high)) for curve in curves]
         table.add_row(key, *(_shown(end) for end in ends), _shown(ends[1] - ends[0], "+"), *bars)
     return table
-
-
-def _start(extreme: Any) -> float:
-    return np.inf if extreme is np.min else -np.inf
-
-
-def _mean(values: np.ndarray) -> float:
-    values = values[~np.isnan(values)]
-    return float(values.mean()) if len(values) else float("nan")
 
 
 def _shown(value: float, sign: str = "") -> str:
@@ -117,29 +110,10 @@ def sparkline(values: np.ndarray, low: float, high: float, width: int = WIDTH) -
     """A curve as at most `width` characters between `low` and `high`; each is the mean of its steps, a space is none."""
     text = ""
     for part in np.array_split(values, min(width, len(values))):
-        mean = _mean(part)
+        mean = mean_of_known(part)
         if np.isnan(mean):
             text += " "
         else:
             place = (mean - low) / (high - low) if high > low else 0.0
             text += BARS[min(int(place * len(BARS)), len(BARS) - 1)]
     return text
-
-
-def _draw(path: Path, names: list[str], metrics: list[list[dict[str, Any]]]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 2, figsize=(11, 7.5), sharex=True)
-    for axis, (key, label) in zip(axes.flat, PANELS.items(), strict=True):
-        for index, (name, lines) in enumerate(zip(names, metrics, strict=True)):
-            draw_setting(axis, column(lines, key)[None], name, index)
-        axis.set(ylabel=label, xlabel="step")
-        axis.grid(alpha=0.25)
-    axes[0, 0].legend(frameon=False)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=140)
-    plt.close(figure)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
@@ -18,6 +19,7 @@ from harnessrl.statistics import (
     interval,
     paired_differences,
     probability_of_improvement,
+    sign_flip_p,
 )
 
 DESCRIPTION = {
@@ -42,9 +44,12 @@ def summary_tables(name: str, results: Results, reference: str) -> list[Table]:
         values.caption = f"no differences: the reference, {reference}, is not among these settings"
     if len(results.settings) == 1 or reference not in results.settings:
         return [values]
-    against = _table(f"difference to {reference}, paired by seed\n(P: probability that a run is higher)")
+    against = _table(
+        f"difference to {reference}, paired by seed\n(p: of a two-sided sign-flip test; P: probability that a run is higher)"
+    )
     for label in PRIMARY.values():
         against.add_column(label, justify="right", no_wrap=True)
+        against.add_column("p", justify="right", no_wrap=True)
         against.add_column("P", justify="right", no_wrap=True)
     for setting in results.settings:
         if setting != reference:
@@ -66,15 +71,16 @@ def _cell(results: Results, setting: str, key: str) -> str:
     return f"{interquartile_mean(values):.3f}\n{low:.2f}–{high:.2f}"
 
 
-def _against(results: Results, setting: str, reference: str, key: str) -> tuple[str, str]:
-    """The paired difference with its interval, and the probability of improvement."""
+def _against(results: Results, setting: str, reference: str, key: str) -> tuple[str, str, str]:
+    """The paired difference with its interval, its p, and the probability of improvement."""
     ours, theirs = results.outcome(setting, key), results.outcome(reference, key)
     differences = paired_differences(ours, theirs)
     if len(differences) == 0:
-        return "no common seed", ""
+        return "no common seed", "", ""
     low, high = interval(differences)
     better = probability_of_improvement(*(np.array(list(values.values())) for values in (ours, theirs)))
-    return f"{interquartile_mean(differences):+.3f}\n{low:+.3f} to {high:+.3f}", f"{better:.2f}"
+    p = f"{sign_flip_p(differences):.3f}" if len(differences) <= 20 else ""
+    return f"{interquartile_mean(differences):+.3f}\n{low:+.3f} to {high:+.3f}", p, f"{better:.2f}"
 
 
 def seeds_of(results: Results) -> str:
@@ -96,34 +102,34 @@ SMOOTH = 5
 
 
 def draw_curves(path: Path, results: Results, reported: Sequence[str]) -> None:
-    """Draw each panel's interquartile mean over seeds with its interval (range and single runs below five seeds).
+    """Draw each setting's curves over its seeds to a picture. Steps that not all seeds of a setting have are left out."""
+    curves = {name: {key: results.curve(name, key) for key in PANELS} for name in results.settings}
+    kind = f"band: 95 % bootstrap interval; of fewer than {ENOUGH_SEEDS} the range, with single seeds as points"
+    save(panels(curves, [f"{seeds_of(results)}; line: interquartile mean; {kind}", *reported]), path)
 
-    Curves are running means over `SMOOTH` steps. Steps that not all seeds of a setting have are left out.
-    """
-    import matplotlib
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 2, figsize=(11, 7.5), sharex=True)
+def panels(curves: Mapping[str, Mapping[str, np.ndarray]], notes: Sequence[str] = ()) -> Figure:
+    """A panel for each of `PANELS`: `draw_setting` of every name's [seeds, steps]; lines of text at the foot."""
+    figure = Figure(figsize=(11, 7.5), layout="constrained")
+    axes = figure.subplots(2, 2, sharex=True)
     for axis, (key, label) in zip(axes.flat, PANELS.items(), strict=True):
-        for index, setting in enumerate(results.settings):
-            draw_setting(axis, results.curve(setting, key), setting, index)
+        for index, (name, by_key) in enumerate(curves.items()):
+            draw_setting(axis, by_key[key], name, index)
         axis.set_ylabel(label)
         axis.grid(alpha=0.25)
     for axis in axes[1]:
         axis.set_xlabel("step")
-    kind = f"band: 95 % bootstrap interval; of fewer than {ENOUGH_SEEDS} the range, with single seeds as points"
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper center", ncols=2, frameon=False)
-    note = f"{seeds_of(results)}; line: interquartile mean; {kind}; running mean of {SMOOTH} steps.\n"
-    note += "\n".join(reported)
-    figure.text(0.01, 0.005, note, fontsize=7.5, va="bottom")
-    figure.tight_layout(rect=(0, 0.03 + 0.018 * len(reported), 1, 0.93))
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
+    text = "\n".join([*notes, f"running mean of {SMOOTH} steps"])
+    figure.supxlabel(text, fontsize=7.5, x=0.01, ha="left")
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture in one step."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp.png")
+    temporary = path.with_name(f"{path.stem}.tmp{path.suffix}")
     figure.savefig(temporary, dpi=140)
-    plt.close(figure)
     temporary.replace(path)
 
 

@@ -33,7 +33,7 @@ CURVES = (
     "reward/mean", "val/reward_mean", "rollout/samples_mean", "rollout/single_sample_share", "rollout/drift_share",
     "rollout/tokens_mean", "sample/tokens_mean", "rollout/samples_reward_correlation", "policy/entropy", "loss/kl",
     "policy/grad_norm", "policy/engine_logprob_gap", "advantage/zero_signal_groups", "loss/weight_advantage_sum",
-    "update/computed_tokens", "time/rollout", "time/update", "time/step",
+    "update/computed_tokens", "rollout/count", "time/rollout", "time/update", "time/step",
 )  # fmt: skip
 """Columns of curves.csv, by their names in metrics.jsonl."""
 PRIMARY = {"final_reward": "final reward", "drift_share_final": "final drift share"}
@@ -186,7 +186,7 @@ def _outcomes(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     lines = of_steps(lines)
     reward = column(lines, "reward/mean")
     window = min(LAST, len(reward))
-    late = lambda key: _mean(column(lines, key)[-LAST:])  # noqa: E731
+    late = lambda key: mean_of_known(column(lines, key)[-LAST:])  # noqa: E731
     return {
         "steps": len(lines),
         "final_reward": late("reward/mean"),
@@ -194,20 +194,22 @@ def _outcomes(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "first_validation": float(validation[0]) if len(validation) else float("nan"),
         "final_validation": float(validation[-1]) if len(validation) else float("nan"),
         "best_reward": float(np.max(np.convolve(reward, np.full(window, 1 / window), "valid"))),
-        "mean_reward": _mean(reward),
-        "samples_per_rollout": _mean(column(lines, "rollout/samples_mean")),
+        "mean_reward": mean_of_known(reward),
+        "samples_per_rollout": mean_of_known(column(lines, "rollout/samples_mean")),
         "samples_per_rollout_final": late("rollout/samples_mean"),
-        "single_sample_share": _mean(column(lines, "rollout/single_sample_share")),
+        "single_sample_share": mean_of_known(column(lines, "rollout/single_sample_share")),
         "entropy_final": late("policy/entropy"),
         "kl_final": late("loss/kl"),
-        "grad_norm_mean": _mean(column(lines, "policy/grad_norm")),
+        "grad_norm_mean": mean_of_known(column(lines, "policy/grad_norm")),
+        "rollouts": float(np.nansum(column(lines, "rollout/count"))),
         "computed_tokens": float(np.nansum(column(lines, "update/computed_tokens"))),
         "update_seconds": float(np.nansum(column(lines, "time/update"))),
         "seconds": float(np.nansum(column(lines, "time/step"))),
     }
 
 
-def _mean(values: np.ndarray) -> float:
+def mean_of_known(values: np.ndarray) -> float:
+    """The mean of what is not NaN; NaN where nothing is known."""
     values = values[~np.isnan(values)]
     return float(values.mean()) if len(values) else float("nan")
 

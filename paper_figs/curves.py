@@ -58,6 +58,34 @@ def band(results: Results, setting: str, key: str, steps: int = SMOOTH) -> dict[
     return {"steps": at, "line": interquartile_mean(values), "low": low, "high": high, "runs": runs}
 
 
+def paired(results: Results, setting: str, key: str, window: int) -> dict[str, list[float]]:
+    """A setting's difference to the reference on common seeds, by windows of steps: `interval` and its middle.
+
+    Args:
+        window: steps that a value is the mean of, before seeds are paired; steps without a value are left out.
+
+    Returns:
+        steps (the window's middle, as `band` counts), value, low, high; [windows] each.
+    """
+    both = [results.only(key for key in results.runs if key[0] == name) for name in (setting, REFERENCE)]
+    common = sorted(set.intersection(*({seed for _, seed in one.runs} for one in both)))
+    ours, theirs = (
+        one.only((name, seed) for seed in common).curve(name, key)
+        for one, name in zip(both, (setting, REFERENCE), strict=True)
+    )
+    found: dict[str, list[float]] = {"steps": [], "value": [], "low": [], "high": []}
+    steps = min(ours.shape[1], theirs.shape[1]) if common else 0
+    for start in range(0, steps, window):
+        a, b = (values[:, start : min(start + window, steps)] for values in (ours, theirs))
+        at = np.flatnonzero(~np.isnan(a).any(axis=0) & ~np.isnan(b).any(axis=0))
+        if len(at):
+            values = a[:, at].mean(axis=1) - b[:, at].mean(axis=1)
+            row = (start + at.mean(), interquartile_mean(values), *interval(values))
+            for name, number in zip(found, row, strict=True):
+                found[name].append(float(number))
+    return found
+
+
 def bands(results: Results, key: str, steps: int = SMOOTH) -> dict[str, dict[str, Any]]:
     """`band` of every setting that has any value."""
     found = {setting: band(results, setting, key, steps) for setting in results.settings}

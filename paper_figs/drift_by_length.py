@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from paper_figs.curves import TASKS
-from paper_figs.style import draw_band
+from paper_figs.style import add_note, draw_band
 from paper_figs.traces import CHATS, read_rows, replace_rows, sources
 
 DATA = ("paper_figs/data/drift_by_length.csv",)
@@ -97,3 +97,6 @@ def draw(figure: Figure, found: dict[str, dict[str, Any]]) -> None:
     axis.set(xlabel="tokens: the first so many of the responses that have them", ylabel="share that drifts")
     axis.set_ylim(0, float(np.max([value for columns in found.values() for value in columns["high"]])) * 1.05)
     figure.legend(loc="outside upper center", ncols=2)
+    add_note(
+        figure, "Band: 95 % Wilson interval. Each point is of other responses: of those that are as long, cut there."
+    )

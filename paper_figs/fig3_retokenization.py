@@ -57,6 +57,7 @@ def numbers(root: Path) -> dict[str, Any]:
         "back": _window(back, low, low + len(new), decode),
         "kind": told.kind,
         "prefix": told.position,
+        "goes_on": [low > AROUND, high + AROUND < len(ids)],
         "lengths": [len(prompt) + len(ids), len(prompt) + len(back) + len(data["tail"])],
         "samples": [len(sample.token_ids) for sample in merged.samples],
     }
@@ -74,6 +75,9 @@ def draw(figure: Figure, found: dict[str, Any]) -> None:
     axis = figure.subplots()
     axis.axis("off")
     width = max(_row(axis, found["sampled"], 1.0), _row(axis, found["back"], 0.0))
+    for x, more in zip((-0.5, width + 0.5), found["goes_on"], strict=True):
+        for y in (1.2, 0.2) if more else ():
+            axis.text(x, y, "…", ha="center", va="center", color=GREY)
     shared = sum(len(text) for text, kind in found["sampled"] if kind == "kept")
     axis.plot([shared, shared], [-0.35, 1.75], linestyle="--", color=COLOURS[5], linewidth=1)
     axis.text(shared, 1.8, f"the prefix ends after {found['prefix']} tokens", color=COLOURS[5], ha="center")
@@ -88,7 +92,7 @@ def draw(figure: Figure, found: dict[str, Any]) -> None:
         va="top",
         fontsize=BASE - 1,
     )
-    axis.set(xlim=(-0.2, width + 0.2), ylim=(-1.3, 2.1))
+    axis.set(xlim=(-1, width + 1), ylim=(-1.3, 2.1))
 
 
 def _row(axis: Axes, tokens: Tokens, y: float) -> float:

@@ -50,6 +50,6 @@ def draw(figure: Figure, found: dict[str, Any]) -> None:
         axis.set(xlabel="updates", ylabel="mean reward", ylim=(0, 1.02))
         axis.set_title(f"{name} (ours)")
     draw_reported(axes[2], found["reported"], "validation, % (their tasks)", {})
-    axes[2].set_title("reported\nby others")
+    axes[2].set(title="reported\nby others", ylim=(0, 102))
     add_note(figure, found["note"])
     label_panels(axes[:2])

@@ -23,6 +23,7 @@ COLOUR = dict(zip(NORMALIZERS, COLOURS, strict=False))
 LINE = {"rollout": "-", "sample": "--"}
 MARKER = {"token_mean": "o", "seq_mean": "s", "rollout_mean": "^", "constant": "x"}
 ESTIMATOR, SUCCESS, DIAL = "grpo", 0.9, 0.5
+BOTH = "failures are long and fragment (both dials)"
 
 Row = dict[str, str]
 Lines = dict[tuple[str, str], list[tuple[float, float]]]
@@ -40,12 +41,6 @@ def curves(rows: list[Row], x: str, y: str, keep: Callable[[Row], bool]) -> Line
         if row["estimator"] == ESTIMATOR and keep(row):
             out.setdefault((row["unit"], row["normalizer"]), []).append((float(row[x]), float(row[y])))
     return {key: sorted(points) if x.endswith("dial") else points for key, points in out.items()}
-
-
-def alone(dial: str, policy: str) -> Callable[[Row], bool]:
-    """Rows in which only one dial is turned."""
-    other = {"length_dial": "fragment_dial", "fragment_dial": "length_dial"}[dial]
-    return lambda row: row["policy"] == policy and float(row["success"]) == SUCCESS and float(row[other]) == 0
 
 
 def together(policy: str) -> Callable[[Row], bool]:
@@ -71,19 +66,19 @@ def panels(bias: list[Row], paths: list[Row]) -> list[tuple[str, str, str, Lines
     return [
         (
             "push on fragmenting",
-            "failures fragment (dial)",
+            BOTH,
             "share of the expected update",
-            curves(bias, "fragment_dial", "push_fragment_if_right", alone("fragment_dial", "blind")),
+            curves(bias, "fragment_dial", "push_fragment_if_right", together("blind")),
         ),
         (
             "push on length",
-            "failures fragment (dial)",
+            BOTH,
             "share of the expected update",
-            curves(bias, "fragment_dial", "push_long_if_right", alone("fragment_dial", "blind")),
+            curves(bias, "fragment_dial", "push_long_if_right", together("blind")),
         ),
         (
             "error of one batch, best scaling",
-            "failures are long and fragment (dials)",
+            BOTH,
             "squared error / |g|²",
             curves(bias, "fragment_dial", "error", together("blind")),
         ),
@@ -137,5 +132,5 @@ def draw(figure: Figure, found: dict[str, Any]) -> None:
         f"{ESTIMATOR}, batches of {manifest['groups']} groups of {manifest['size']}. Above: blind policy, success {SUCCESS}; "
         f"expected updates are exact, the error is of {manifest['batches']} drawn batches.\nBelow: exact flow, both dials "
         f"{DIAL}, from inputs around success {manifest['start']} to reward {manifest['until']}. "
-        "The true gradient pushes neither on fragmenting nor on length.",
+        "The true gradient pushes neither on fragmenting nor on length; settings that do not either lie on each other.",
     )

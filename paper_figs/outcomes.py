@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from harnessrl.report import seeds_of
 from harnessrl.results import PRIMARY, Results
@@ -35,14 +36,13 @@ NONE = float("nan")
 
 
 def numbers(root: Path) -> dict[str, Any]:
-    """By outcome: differences and probabilities by task and setting, values over all tasks by setting; seeds by task."""
+    """By outcome: differences by task (and of all tasks) and setting; probabilities by task; seeds by task."""
     tasks = curves.read_tasks(root)
     return {
         "outcomes": {
             key: {
                 "difference": by_task(tasks, key, difference) | stratified(list(tasks.values()), key),
                 "probability": by_task(tasks, key, probability),
-                "over tasks": together(list(tasks.values()), key),
             }
             for key in PRIMARY
         },
@@ -75,7 +75,7 @@ def difference(ours: dict[int, float], theirs: dict[int, float]) -> Point:
 
 
 def probability(ours: dict[int, float], theirs: dict[int, float]) -> Point:
-    """Probability that a run of ours is higher; both sets of seeds are resampled for the interval."""
+    """Probability that a run of ours is higher, of all pairs of runs; both sets of seeds are resampled for the interval."""
     strata = [np.array(list(values.values())) for values in (ours, theirs)]
     value = probability_of_improvement(*strata)
     if min(map(len, strata)) < ENOUGH_SEEDS:
@@ -103,47 +103,37 @@ def stratified(tasks: Sequence[Results], key: str) -> dict[str, dict[str, Point]
     return {"all tasks": found}
 
 
-def together(tasks: Sequence[Results], key: str) -> dict[str, Point]:
-    """Each setting's mean over all tasks of its interquartile means, its interval from five seeds a task on."""
-    found: dict[str, Point] = {}
-    for name in [name for name in tasks[0].settings if all(name in task.settings for task in tasks)]:
-        strata = [np.array(list(task.outcome(name, key).values())) for task in tasks]
-        enough = min(map(len, strata)) >= ENOUGH_SEEDS
-        low, high = bootstrap_interval(strata) if enough else (NONE, NONE)
-        found[name] = float(mean_iqm(strata)), float(low), float(high)
-    return found
-
-
 def draw(figure: Figure, found: dict[str, Any]) -> None:
-    """A row an outcome; points with intervals, a mark a task."""
-    figure.set_size_inches(9.6, 5.0)
-    axes = figure.subplots(len(PRIMARY), 3)
+    """A row an outcome: a panel of differences for each task, on its own scale, then the probabilities of all."""
+    names = list(dict.fromkeys(name for parts in found["outcomes"].values() for name in parts["difference"]))
+    differences = [one for parts in found["outcomes"].values() for one in parts["difference"].values()]
+    settings = list(dict.fromkeys(setting for points in differences for setting in points))
+    figure.set_size_inches(2.2 + 2.3 * (len(names) + 1), 5.0)
+    axes = figure.subplots(len(PRIMARY), len(names) + 1, squeeze=False, sharey=True)
     for row, (key, parts) in zip(axes, found["outcomes"].items(), strict=True):
-        name = PRIMARY[key]
-        _points(row[0], parts["difference"])
-        _points(row[1], parts["probability"])
-        _points(row[2], {f"{len(found['seeds'])} task(s)": parts["over tasks"]})
-        row[0].axvline(0, color="black", linewidth=0.8)
-        row[1].axvline(0.5, color="black", linewidth=0.8)
-        row[0].set(title=f"{name}: difference", xlabel=f"to {curves.REFERENCE}, paired")
-        row[1].set(title="probability of more", xlabel=f"than {curves.REFERENCE}", xlim=(-0.05, 1.05))
-        row[2].set(title=f"{name}, all tasks", xlabel="interquartile mean, 95 % stratified")
-        row[1].tick_params(labelleft=False)
+        for at, name in enumerate(names):
+            _points(row[at], {name: parts["difference"][name]}, settings, at)
+            row[at].axvline(0, color="black", linewidth=0.8)
+            row[at].set(title=f"{PRIMARY[key]}, {name}", xlabel="paired difference")
+        _points(row[-1], parts["probability"], settings)
+        row[-1].axvline(0.5, color="black", linewidth=0.8)
+        row[-1].set(title="probability of more", xlabel="of all pairs of runs", xlim=(-0.05, 1.05))
     label_panels(axes.flat)
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    figure.legend(*axes[0, -1].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     seeds = ", ".join(f"{task} {note}" for task, note in found["seeds"].items())
-    text = f"{seeds}. Points: interquartile mean of seeds (all tasks: the mean of each task's); bars: 95 % bootstrap interval"
-    add_note(figure, f"{text}, a difference's range below {ENOUGH_SEEDS} seeds")
+    text = f"Against {curves.REFERENCE}; {seeds}. Points: interquartile mean over seeds (all tasks: the mean of the tasks')"
+    add_note(figure, f"{text}; bars: 95 % bootstrap interval, a difference's range below {ENOUGH_SEEDS} seeds")
 
 
-def _points(axis: Any, series: dict[str, dict[str, Point]]) -> None:
-    settings = list(dict.fromkeys(setting for points in series.values() for setting in points))
+def _points(axis: Any, series: dict[str, dict[str, Point]], settings: Sequence[str], first: int = 0) -> None:
+    """A row a setting, the same in all panels; `first` chooses the look of the first series."""
     for index, (name, points) in enumerate(series.items()):
         shift = (index - (len(series) - 1) / 2) * 0.22
         places = [settings.index(setting) + shift for setting in points]
         values, low, high = np.array(list(points.values()), float).reshape(-1, 3).T
-        look = line_style(index) | {"linestyle": "none"}
+        look = line_style(first + index) | {"linestyle": "none"}
         axis.plot(values, places, label=name, **look)
         axis.hlines(places, low, high, color=look["color"], linewidth=1.2)
+    axis.xaxis.set_major_locator(MaxNLocator(5))
     axis.set_yticks(range(len(settings)), settings)
     axis.set_ylim(len(settings) - 0.5, -0.5)

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -72,14 +73,27 @@ def label_panels(axes: Sequence[Axes]) -> None:
         axis.set_title(f"({letter}) {axis.get_title(loc='left')}", loc="left")
 
 
-def draw_band(axis: Axes, band: Mapping[str, Any], label: str, index: int) -> None:
-    """The line, band and (with few seeds) single runs of `paper_figs.curves.band`."""
+def draw_band(axis: Axes, band: Mapping[str, Any], label: str, index: int, *, shaded: bool = True) -> None:
+    """The line, band and (with few seeds) single runs of `paper_figs.curves.band`; the line alone if not shaded."""
     look = line_style(index)
-    axis.fill_between(band["steps"], band["low"], band["high"], color=look["color"], alpha=0.15, linewidth=0)
+    if shaded:
+        axis.fill_between(band["steps"], band["low"], band["high"], color=look["color"], alpha=0.15, linewidth=0)
     gap = max(1, len(band["steps"]) // 6)
     axis.plot(band["steps"], band["line"], label=label, markevery=(gap * (index % 6) // 6, gap), **look)
-    for run in band["runs"]:
+    for run in band["runs"] if shaded else ():
         axis.plot(band["steps"], run, color=look["color"], linewidth=0.4, alpha=0.6)
+
+
+def draw_differences(axis: Axes, series: Mapping[str, Mapping[str, Any]], settings: Mapping[str, int]) -> None:
+    """`paper_figs.curves.paired` of some settings, beside each other: a point and a bar from low to high each."""
+    steps = sorted({at for one in series.values() for at in one["steps"]})
+    gap = min(np.diff(steps), default=1.0) / (len(series) + 2)
+    for place, (name, one) in enumerate(series.items()):
+        look = line_style(settings[name]) | {"linestyle": "none", "markersize": 3}
+        at = np.array(one["steps"]) + (place - (len(series) - 1) / 2) * gap
+        axis.plot(at, one["value"], label=name, **look)
+        axis.vlines(at, one["low"], one["high"], color=look["color"], linewidth=0.9)
+    axis.axhline(0, color="black", linewidth=0.8)
 
 
 def draw_reported(axis: Axes, values: Mapping[str, Sequence[float]], unit: str, colours: Mapping[str, int]) -> None:

@@ -70,7 +70,9 @@ def draw(figure: Figure, found: dict[str, Any]) -> None:
         row[0].set(yscale="log", ylabel="nats a token")  # single runs have spikes
         for axis, (quantity, by_setting) in zip(row[len(PANELS) :], found["lengths"][task].items(), strict=True):
             _draw_shares(axis, by_setting, settings)
-            axis.set(title=LENGTHS[quantity], xlabel="tokens", ylabel="share that is shorter", ylim=(0, 1.02))
+            axis.set(
+                title=f"{task}: {LENGTHS[quantity]}", xlabel="tokens", ylabel="share that is shorter", ylim=(0, 1.02)
+            )
     label_panels(axes.flat)
     named = dict(zip(*reversed(axes[0, -1].get_legend_handles_labels()), strict=True))
     figure.legend(named.values(), named, loc="outside upper center", ncols=3)

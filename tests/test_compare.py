@@ -5,13 +5,14 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from harnessrl import cli
 from harnessrl.adapter import Rollout
 from harnessrl.compare import sparkline
 from harnessrl.config import Advantage, Config, Policy, Task
 from harnessrl.errors import ConfigError
-from harnessrl.report import seeds_of, smooth, summary_tables
+from harnessrl.report import PANELS, panels, seeds_of, smooth, summary_tables
 from harnessrl.results import Results, digest
 
 
@@ -47,7 +48,22 @@ def test_compare_shows_what_differs_and_the_numbers(tmp_path, capsys):
     assert "loss.normalizer" not in rows
     assert "steps 6 to 15" in shown
     assert rows["reward/mean"][:3] == ["0.5", "0.75", "+0.25"]
-    assert (tmp_path / "one" / "compare.png").stat().st_size > 10_000
+    with Image.open(tmp_path / "one" / "compare.png") as image:
+        assert len(image.getcolors(maxcolors=10**6)) > 20  # drawn, not blank; for its lines see below
+
+
+def test_pictures_draw_the_running_mean_with_its_band():
+    seeds = np.array([[0.0, 1.0, 2.0], [1.0, 2.0, 6.0]])
+    none = np.zeros((1, 3))
+    figure = panels({"a": dict.fromkeys(PANELS, seeds), "b": dict.fromkeys(PANELS, none)}, ["a note"])
+    axis = figure.axes[0]
+    assert axis.get_ylabel() == "mean reward" and len(figure.axes) == 4
+    drawn = {line.get_label(): (line.get_xdata().tolist(), line.get_ydata().tolist()) for line in axis.lines}
+    assert drawn["a"] == ([1, 2, 3], [0.5, 1.0, 2.0])  # running means: 0, .5, 1 and 1, 1.5, 3
+    assert drawn["b"] == ([1, 2, 3], [0.0, 0.0, 0.0])
+    band = axis.collections[0].get_paths()[0].vertices
+    assert {tuple(point) for point in band} >= {(1, 0.0), (1, 1.0), (3, 1.0), (3, 3.0)}  # two seeds: the range
+    assert "a note" in figure.get_supxlabel()
 
 
 @pytest.mark.parametrize("missing", ["manifest.json", "metrics.jsonl"])
@@ -130,7 +146,7 @@ def test_the_tables_pair_settings_by_seed_and_fit_into_eighty_columns(tmp_path, 
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     value, difference = (number for number, line in enumerate(lines) if line[:1] == ["high"])
     assert lines[value][1] == "0.520"  # interquartile mean of .50 to .54
-    assert lines[difference][1:3] == ["+0.100", "1.00"]  # every pair is higher
+    assert lines[difference][1:4] == ["+0.100", "0.062", "1.00"]  # p: all of five are higher, 2 of 32; so is every pair
     assert lines[difference + 1][:3] == ["+0.100", "to", "+0.100"]
     assert not any("…" in cell for line in lines for cell in line)
 

@@ -139,7 +139,7 @@ def test_few_seeds_are_shown_as_what_they_are(tmp_path):
 def test_figure_9_draws_each_setting_and_marks_the_reported_values(tmp_path):
     table(tmp_path, "lookup", FIVE)
     figure, _ = drawn("fig9_ablation", tmp_path)
-    reward, validation, entropy, others = figure.axes
+    reward, validation, entropy, change, change_validation, _, others = figure.axes
     assert lines(reward) == {
         "sample+token-mean": ([0, 1, 2], [0.3, 0.35, 0.4]),
         REFERENCE: ([0, 1, 2], [0.4, 0.45, 0.5]),
@@ -150,6 +150,21 @@ def test_figure_9_draws_each_setting_and_marks_the_reported_values(tmp_path):
     colour = {line.get_label(): to_hex(line.get_color()) for line in reward.lines}
     assert [to_hex(line.get_color()) for line in others.lines[::2]] == [*colour.values()]
     assert len({(line.get_linestyle(), line.get_marker()) for line in reward.lines}) == 2  # told apart without colour
+    # below each: the differences to the reference by windows of ten steps (here all three), of validation one by one
+    assert lines(change) == {"sample+token-mean": ([1.0], [-0.1])}
+    assert lines(change_validation) == {"sample+token-mean": ([0.0, 2.0], [-0.05, -0.05])}
+    assert change.collections[0].get_segments()[0][:, 1].tolist() == pytest.approx([-0.1, -0.1])
+
+
+def test_differences_are_paired_by_seed_and_step(tmp_path):
+    table(tmp_path, "lookup", {"sample+token-mean": [0.5, 0.9, 0.1], REFERENCE: [0.4, 0.5]}, steps=5)
+    results = Results.read(tmp_path / "ablations" / "results" / "normalization")
+    results.curves["sample+token-mean", 1][1]["reward/mean"] = ""  # a step without a value is left out of the pairs
+    results.curves["sample+token-mean", 0][4]["reward/mean"] = "1.9"  # instead of .9, where the reference has .8
+    found = curves.paired(results, "sample+token-mean", "reward/mean", 2)
+    assert found["steps"] == [0.0, 2.5, 4.0]
+    assert found["value"] == pytest.approx([0.25, 0.25, 0.75])  # seeds 0 and 1: (.1 + .4) / 2, then (1.1 + .4) / 2
+    assert (found["low"], found["high"]) == (pytest.approx([0.1, 0.1, 0.4]), pytest.approx([0.4, 0.4, 1.1]))
 
 
 def test_figure_10_draws_structure_by_setting_and_task(tmp_path):
@@ -160,28 +175,31 @@ def test_figure_10_draws_structure_by_setting_and_task(tmp_path):
     for row in (figure.axes[:3], figure.axes[3:]):
         for axis, value in zip(row, (0.25, 3.0, 0.125), strict=True):
             assert lines(axis)[REFERENCE] == ([0, 1, 2], [value] * 3)
-        marks = [[line.get_ydata()[0] for line in axis.lines if line.get_marker() == "<"] for axis in row]
-        assert marks == [[], [], []]  # others' numbers stand in the note: their tasks are other tasks
+        assert [len(axis.lines) for axis in row] == [2, 2, 2]  # others' numbers stand in the note: of other tasks
     (note,) = [text.get_text() for text in figure.texts if text.get_gid() == "note"]
     assert "single-sample share 0.36, samples per rollout 2.41" in note
 
 
 def test_outcomes_are_differences_paired_by_seed(tmp_path):
-    table(tmp_path, "lookup", TWO)
-    table(tmp_path, "babyai", {"sample+token-mean": [0.3, 0.2], REFERENCE: [0.3, 0.3]})
+    other = "rollout+seq-mean"
+    table(tmp_path, "lookup", TWO | {other: [0.4, 0.5]})
+    table(tmp_path, "babyai", {REFERENCE: [0.3] * 3, other: [0.9] * 3, "sample+token-mean": [0.3, 0.2, 0.2]})
     figure, numbers = drawn("outcomes", tmp_path)
     reward = numbers["outcomes"]["final_reward"]
     assert reward["difference"]["lookup"]["sample+token-mean"] == pytest.approx((0.15, 0.1, 0.2))
-    assert reward["difference"]["all tasks"]["sample+token-mean"][0] == pytest.approx(0.05)  # of -.1, 0, .1, .2
+    both = (0.15 - 0.2 / 3) / 2  # the mean of the tasks'; -.1, -.1, 0, .1, .2 as one would give 0
+    assert reward["difference"]["all tasks"]["sample+token-mean"][0] == pytest.approx(both)
     assert reward["probability"]["lookup"]["sample+token-mean"][0] == 0.875  # .5 against .5 counts half
-    assert reward["probability"]["babyai"]["sample+token-mean"][0] == 0.25
-    assert reward["over tasks"][REFERENCE][0] == pytest.approx(0.375)  # of .45 and .3, the means of the tasks
-    difference, probability, together = figure.axes[:3]
-    assert [line.get_xdata()[0] for line in difference.lines[:3]] == pytest.approx([0.15, -0.05, 0.05])
-    assert [line.get_xdata()[0] for line in probability.lines[:2]] == [0.875, 0.25]
-    assert list(together.lines[0].get_xdata())[1] == pytest.approx(0.375)
+    assert reward["probability"]["babyai"]["sample+token-mean"][0] == pytest.approx(1 / 6)
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["sample+token-mean", other]
+    expected = ([0.15, 0.0], [-0.2 / 3, 0.6], [both, 0.3], [0.875, 0.5])
+    for axis, values in zip(figure.axes[:4], expected, strict=True):
+        line = axis.lines[0]  # a setting has one row in all panels, whatever the order of a task's table is
+        assert dict(zip(map(round, line.get_ydata()), line.get_xdata(), strict=True)) == pytest.approx(
+            dict(enumerate(values))
+        )
     (note,) = [text.get_text() for text in figure.texts if text.get_gid() == "note"]
-    assert note.startswith("lookup 2 seeds, babyai 2 seeds. Points: interquartile mean")
+    assert note.startswith("Against rollout+rollout-mean; lookup 2 seeds, babyai 3 seeds. Points: interquartile mean")
 
 
 def test_the_probability_has_an_interval_from_five_seeds_on(tmp_path):
@@ -219,8 +237,8 @@ def test_the_laboratory_draws_its_tables(tmp_path):
     for name in module("laboratory").DATA:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     row = "estimator,unit,normalizer,policy,success,length_dial,fragment_dial,push_fragment_if_right,push_long_if_right,error\n"
-    rows = ["grpo,sample,seq_mean,blind,0.9,0,1,0.25,0,9", "grpo,sample,seq_mean,blind,0.9,0,-1,0.125,0,9"]
-    rows.append("rloo,sample,seq_mean,blind,0.9,0,-1,7,0,9")
+    rows = ["grpo,sample,seq_mean,blind,0.9,1,1,0.25,0,9", "grpo,sample,seq_mean,blind,0.9,-1,-1,0.125,0,9"]
+    rows += ["rloo,sample,seq_mean,blind,0.9,-1,-1,7,0,9", "grpo,sample,seq_mean,blind,0.9,0,-1,8,0,9"]
     (tmp_path / module("laboratory").DATA[0]).write_text(row + "\n".join(rows) + "\n")
     path = "estimator,unit,normalizer,policy,length_dial,reward,drift,long\ngrpo,rollout,token_mean,sighted,0.5,0.3,0.5,0.75\n"
     (tmp_path / module("laboratory").DATA[1]).write_text(path)
@@ -228,7 +246,7 @@ def test_the_laboratory_draws_its_tables(tmp_path):
         '{"groups": 16, "size": 8, "batches": 4, "start": 0.3, "until": 0.9}'
     )
     figure, _ = drawn("laboratory", tmp_path)
-    assert lines(figure.axes[0]) == {"sample + seq-mean": ([-1.0, 1.0], [0.125, 0.25])}  # by dial, one estimator
+    assert lines(figure.axes[0]) == {"sample + seq-mean": ([-1.0, 1.0], [0.125, 0.25])}  # both dials, one estimator
     assert lines(figure.axes[5]) == {"rollout + token-mean": ([0.3], [0.75])}
 
 

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,7 +26,8 @@ def test_every_ablation_is_readable_and_its_settings_differ(file):
     assert grid.reference in settings and len(settings) > 1
     assert len({digest(config) for config in settings.values()}) == len(settings)
     assert [cell.seed for cell in grid.cells] == [0] * len(settings) + [1] * len(settings)
-    assert file.read_text().startswith("# ")  # the claim it tests
+    head = file.read_text().partition("base:")[0]
+    assert re.search(r"^# Claims? \(.*arXiv:\d{4}\.\d{5}", head, re.MULTILINE), "quotes no claim with its source"
 
 
 def test_settings_hold_only_the_differences_that_they_name():

@@ -10,6 +10,7 @@ from harnessrl.statistics import (
     mean_iqm,
     paired_differences,
     probability_of_improvement,
+    sign_flip_p,
 )
 
 
@@ -46,6 +47,30 @@ def test_probability_of_improvement_counts_ties_by_half():
 
 def test_paired_differences_use_common_seeds_in_order():
     assert paired_differences({3: 0.5, 1: 0.9, 7: 1.0}, {1: 0.4, 3: 0.6, 5: 0.0}).tolist() == pytest.approx([0.5, -0.1])
+
+
+@pytest.mark.parametrize(
+    ("differences", "p"),
+    [
+        ([1.0, 2.0, 3.0], 2 / 8),  # only +++ and ---
+        ([1.0, 2.0, -3.0], 1.0),  # the mean is 0
+        ([3.0, 3.0, -1.0], 4 / 8),  # sums: +-7, +-5 (the observed)
+        ([0.1] * 5, 2 / 32),
+        ([0.0, 0.0], 1.0),
+        ([np.nan, 1.0], np.nan),
+    ],
+)
+def test_the_sign_flip_test_is_exact(differences, p):
+    assert sign_flip_p(np.array(differences)) == pytest.approx(p, nan_ok=True)
+
+
+def test_the_sign_flip_test_holds_its_level():
+    # of independent draws around 0 the share with p <= .05 is at most .05, and for ten seeds hardly less
+    rng = np.random.default_rng(2)
+    found = np.array([sign_flip_p(rng.normal(size=10)) for _ in range(1000)])
+    assert 0.03 < (found <= 0.05).mean() < 0.07
+    with pytest.raises(ValueError, match="1 to 20 differences, got 21"):
+        sign_flip_p(np.ones(21))
 
 
 @pytest.mark.parametrize(("seeds", "share"), [(5, 0.90), (10, 0.935)])
