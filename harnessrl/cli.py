@@ -280,8 +280,7 @@ def _alone(arguments: argparse.Namespace) -> int:
 
     from omegaconf import OmegaConf
 
-    from harnessrl.config import describe
-    from harnessrl.errors import ConfigError
+    from harnessrl.config import describe, override, texts_of
     from harnessrl.service import main, settings, worker
 
     kind, serve = {
@@ -292,9 +291,8 @@ def _alone(arguments: argparse.Namespace) -> int:
         for key, default, doc in describe(kind):
             print(f"{key} = {default}\n    {doc}")
         return 0
-    if bad := [item for item in arguments.settings if "=" not in item]:
-        raise ConfigError(f"{bad[0]!r}: expected key=value")
-    values = OmegaConf.to_container(OmegaConf.from_dotlist(arguments.settings))
+    parts = [override(item, texts_of(kind)) for item in arguments.settings]
+    values = OmegaConf.to_container(OmegaConf.merge(*parts)) if parts else {}
     if arguments.name == "worker":
         values.setdefault("path", [os.getcwd()])  # so that MODULE:FUNCTION harnesses resolve as they do for `train`
     serve(json.dumps(values), follow_stdin=False)

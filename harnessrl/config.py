@@ -6,13 +6,13 @@ Every `config.yaml` holds differences from the defaults below. `key=value` on th
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING as REQUIRED
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harnessrl.errors import ConfigError
@@ -263,23 +263,59 @@ def from_mapping(data: dict[str, Any], overrides: Sequence[str], source: Path) -
     for folder in (package_root(source), Path.cwd()):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
-    config = OmegaConf.structured(Config)
-    config = _merge(config, OmegaConf.create(data), str(source))
+    texts = texts_of(Config)
+    config, part = OmegaConf.structured(Config), OmegaConf.create(data)
+    if bent := [key for key in texts if _is_bent(part, key)]:
+        value = OmegaConf.select(part, bent[0])
+        raise ConfigError(f"{source}: {bent[0]}: expected text, got {value!r} as YAML reads it; put it in quotes")
+    config = _merge(config, part, str(source))
     for item in overrides:
-        key, equals, _ = item.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"{item!r}: expected key=value")
-        try:
-            part = OmegaConf.from_dotlist([item])
-        except Exception as error:  # yaml's own errors: of the user's text
-            raise ConfigError(f"{item!r}: the value is not readable as YAML: {_first_line(error)}") from error
-        config = _merge(config, part, item)
+        config = _merge(config, override(item, texts), item)
     try:
         resolved: Config = OmegaConf.to_object(config)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise ConfigError(f"{source}: {_first_line(error)}") from error
     check(resolved)
     return resolved
+
+
+def override(item: str, texts: Sequence[str]) -> DictConfig:
+    """One `key=value`; the value is read as YAML, but that of a key among `texts` stays as it is typed.
+
+    `run=001` is the run "001" and `key=on` the key "on", where YAML has the numbers 1 and true.
+
+    Raises:
+        ConfigError: no key=value, or a value that is no YAML.
+    """
+    key, equals, text = item.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{item!r}: expected key=value")
+    try:
+        part = OmegaConf.from_dotlist([item])
+    except Exception as error:  # yaml's own errors: of the user's text
+        raise ConfigError(f"{item!r}: the value is not readable as YAML: {_first_line(error)}") from error
+    for bent in [key for key in texts if _is_bent(part, key)]:
+        OmegaConf.update(part, bent, text)
+    return part
+
+
+def _is_bent(part: DictConfig, key: str) -> bool:
+    """Whether YAML made something else of a text: a number, a truth value, a list."""
+    return not isinstance(OmegaConf.select(part, key), str | None)
+
+
+def texts_of(cls: type) -> list[str]:
+    """Dotted keys of a dataclass whose values are texts."""
+    return [key for key, kind in _kinds(cls) if kind in (str, str | None)]
+
+
+def _kinds(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of a dataclass and their types."""
+    for name, kind in get_type_hints(cls).items():
+        if is_dataclass(kind):
+            yield from _kinds(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", kind
 
 
 def package_root(path: Path) -> Path:

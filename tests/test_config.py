@@ -21,6 +21,24 @@ def test_overrides_are_typed():
     assert config.folder == Path("runs/a/b")
 
 
+@pytest.mark.parametrize("name", ["2024_01", "001", "0012", "on", "1e3", "1.0", "~x", "[1]"])
+def test_a_text_stays_as_it_is_typed(name):
+    assert make(f"run={name}").run == name  # YAML has the numbers 202401 and 1, true, a list
+    assert make(f'run="{name}"').run == name
+    assert make(f"replay={name}", "policy[name]=5").replay == name
+    assert make("replay=null").replay is None
+
+
+def test_a_file_puts_texts_that_yaml_would_bend_in_quotes():
+    with pytest.raises(
+        ConfigError, match=r"some\.yaml: run: expected text, got 202401 as YAML reads it; put it in quotes"
+    ):
+        make(run=202401)
+    with pytest.raises(ConfigError, match=r"policy\.name: expected text, got True"):
+        make(policy={"source": "x", "name": True})
+    assert make(run="202401").run == "202401"
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [

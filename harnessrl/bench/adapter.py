@@ -97,9 +97,10 @@ def rounds(calls: Mapping[str, Timed | None], seconds: float) -> dict[str, list[
     for name, call in list(running.items()):
         try:
             call()
-        except Exception:
+        except Exception as error:
             if name in ("ours", "floor"):
                 raise
+            print(f"{name} is left out: {error!r}", file=sys.stderr)
             del running[name]
     spent: dict[str, list[float]] = {name: [] for name in running}
     gc.collect()

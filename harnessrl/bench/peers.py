@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -37,6 +38,12 @@ def _quiet() -> Iterator[None]:
             logging.disable(level)
 
 
+def _left_out(peer: str, error: Exception) -> None:
+    """Say why a peer that is installed cannot be measured; one that is not needs no word."""
+    if not isinstance(error, ModuleNotFoundError):
+        print(f"{peer} is left out: {error!r}", file=sys.stderr)
+
+
 def tinker_merge(rollouts: Sequence[Rollout]) -> Timed | None:
     """tinker-cookbook: extends the previous call's sample only."""
     try:
@@ -45,8 +52,8 @@ def tinker_merge(rollouts: Sequence[Rollout]) -> Timed | None:
             from tinker_cookbook.completers import TokensWithLogprobs
             from tinker_cookbook.rl.data_processing import trajectory_to_data
             from tinker_cookbook.rl.types import Trajectory, Transition
-    except Exception:
-        return None
+    except Exception as error:
+        return _left_out("tinker-cookbook", error)
     trajectories = []
     for rollout in rollouts:
         steps = [
@@ -67,8 +74,8 @@ def skyrl_merge(rollouts: Sequence[Rollout]) -> Timed | None:
     try:
         with _quiet():
             from skyrl.train.generators.utils import merge_stepwise_output
-    except Exception:
-        return None
+    except Exception as error:
+        return _left_out("SkyRL", error)
     calls = [(rollout, index, call) for rollout in rollouts for index, call in enumerate(rollout.calls)]
     output = {
         "prompt_token_ids": [call.prompt_ids.tolist() for _, _, call in calls],
@@ -89,8 +96,8 @@ def verl_grpo(rewards: np.ndarray, group_ids: np.ndarray, *, vectorized: bool) -
     try:
         with _quiet():
             from verl.trainer.ppo import core_algos
-    except Exception:
-        return None
+    except Exception as error:
+        return _left_out("verl", error)
     import torch  # after it: loading torch for nothing takes seconds
 
     scores, mask = torch.tensor(rewards, dtype=torch.float64)[:, None], torch.ones(len(rewards), 1)
@@ -107,8 +114,8 @@ def verl_partitions(lengths: Sequence[int], parts: int) -> Timed | None:
     try:
         with _quiet():
             from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
-    except Exception:
-        return None
+    except Exception as error:
+        return _left_out("verl", error)
     return lambda: get_seqlen_balanced_partitions(list(lengths), parts, equal_size=False)
 
 
@@ -117,8 +124,8 @@ def skyrl_bins(lengths: Sequence[int], room: int) -> Timed | None:
     try:
         with _quiet():
             from skyrl.train.dataset.bin_packing import FirstFitDecreasing
-    except Exception:
-        return None
+    except Exception as error:
+        return _left_out("SkyRL", error)
     return lambda: FirstFitDecreasing(bin_capacity=room).pack(list(lengths))
 
 

@@ -253,11 +253,11 @@ def load(
     _quiet()
     try:
         dcp.load(tensors, checkpoint_id=path, no_dist=here.size == 1)
-        set_model_state_dict(model, tensors["model"])
-        if state["optimizer"]:
-            set_optimizer_state_dict(model, optimizer, tensors["optimizer"])
-    except (CheckpointException, Exception) as error:  # the bytes are right, so they are of something else
+    except CheckpointException as error:  # the bytes are right, so they are of something else
         raise ConfigError(f"{path}: not a checkpoint of this policy and optimizer: {_cause(error)}") from error
+    set_model_state_dict(model, tensors["model"])
+    if state["optimizer"]:
+        set_optimizer_state_dict(model, optimizer, tensors["optimizer"])
     scheduler.load_state_dict(state["scheduler"])
     for group, lr in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
         group["lr"] = lr

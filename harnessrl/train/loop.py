@@ -163,7 +163,7 @@ class Trainer:
         if rolled is None:
             return None
         batch, metrics = penalised(rolled.batch, kl, self.config)
-        return replace(rolled, batch=batch, plan=rolled.plan | metrics)
+        return replace(rolled, batch=batch, metrics=rolled.metrics | metrics)
 
     def update(self, rolled: Rolled | None) -> Sums:
         """Train on a step's packs, which rank 0 deals, and move on by one step and version."""

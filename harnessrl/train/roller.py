@@ -42,7 +42,7 @@ class Rolled:
     batch: Batch
     packs: list[list[list[Packed | PackedTree]]] = field(default_factory=list)
     """[rank][update][pack], once they are planned."""
-    plan: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the rollouts' age, of the KL in the reward and of the plan: its balance, padding, and what it left out."""
 
     @property
@@ -112,10 +112,10 @@ class Roller:
         self.display.status("updating")
         finished = [Finished.from_trace(item, config.task.failure_reward) for item in items]
         batch = make_batch(finished, config, self)
-        plan = {"async/version_age_mean": version_age(batch, self.engine.version)} | self._drain()
+        metrics = {"async/version_age_mean": version_age(batch, self.engine.version)} | self._drain()
         self.engine.sleep()
         self.engine.wake(("weights",))
-        return Rolled(items, batch, plan=plan)
+        return Rolled(items, batch, metrics=metrics)
 
     def _drain(self) -> dict[str, float]:
         """Stop admitting calls and let open ones end (those of rollouts that timed out, say)."""
@@ -125,9 +125,9 @@ class Roller:
 
     def plan(self, step: int, rolled: Rolled, ranks: int) -> Rolled:
         """Lay out the step's updates."""
-        updates, plan = make_updates(rolled.batch, self.config, seed=self.config.seed + step, world_size=ranks)
+        updates, metrics = make_updates(rolled.batch, self.config, seed=self.config.seed + step, world_size=ranks)
         packs = [[update[rank] for update in updates] for rank in range(ranks)]
-        return replace(rolled, packs=packs, plan=rolled.plan | plan)
+        return replace(rolled, packs=packs, metrics=rolled.metrics | metrics)
 
     def _collected(self, step: int) -> list[dict[str, Any]]:
         def groups(count: int, first: int) -> list[dict[str, Any]]:
@@ -196,7 +196,7 @@ class Roller:
         metrics["rollout/drift_share"] = drift_share(rolled.batch, self.tokenizer)
         if self.config.replay:
             metrics["replay/advantage_gap"] = advantage_gap(rolled.batch, rolled.items)
-        return metrics | rolled.plan | self.validated
+        return metrics | rolled.metrics | self.validated
 
     def write(self, step: int, rolled: Rolled, metrics: dict[str, float], began: float) -> None:
         """Append to rollouts.jsonl, metrics.jsonl and TensorBoard; `began` is when the step did."""

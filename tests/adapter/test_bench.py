@@ -61,12 +61,13 @@ def test_the_other_floors_do_the_work():
     assert lognormal(4096).min() == 64 and lognormal(4096).max() == 32768
 
 
-def test_a_peer_that_fails_is_left_out_and_ours_is_not():
+def test_a_peer_that_fails_is_left_out_and_ours_is_not(capsys):
     def fails():
         raise RuntimeError("broken")
 
     times = rounds({"ours": lambda: np.arange(10).sum(), "broken": fails, "absent": None}, seconds=0.001)
     assert set(times) == {"ours"} and len(times["ours"]) >= 5
+    assert capsys.readouterr().err == "broken is left out: RuntimeError('broken')\n"
     with pytest.raises(RuntimeError, match="broken"):
         rounds({"ours": fails}, seconds=0.001)
 

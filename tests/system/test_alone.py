@@ -49,6 +49,15 @@ def test_gateway_and_worker_run_a_harness(tmp_path):
     end(gateway)
 
 
+def test_a_key_of_digits_is_a_text(tmp_path):
+    gateway = start(
+        "gateway", f"store={tmp_path}/store.sqlite", "key=0123", "upstream=http://127.0.0.1:9/v1", "model=on"
+    )
+    ready = json.loads(gateway.stdout.readline())
+    assert call(f"{ready['url']}/api/traces?after=0&limit=1", "0123")["items"] == []
+    end(gateway)
+
+
 def test_bad_settings_are_refused_by_name(tmp_path):
     for arguments, words in (
         (["gateway", "stor=x"], "stor"),
