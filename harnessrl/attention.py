@@ -4,7 +4,6 @@ The model is told once to use ours (``use_layouts(model)``); each forward then c
 
 - ``Documents``: a flat pack of documents, each causal in itself, or of prefix trees. Exact, and what is padding nobody sees.
 - ``Blocks``: the same packs as a block mask, for GPUs; ``documents`` and ``trees`` choose between the two by device.
-- ``Masked``: a dense boolean mask.
 - the engine's ``Slots`` (engine/torch_engine.py): cached keys and values.
 
 No mask of transformers is built and none of its caches is used, so nothing leaks between documents by a version's default.
@@ -227,13 +226,3 @@ def trees(parent: np.ndarray, subtree_end: np.ndarray, device: torch.device | st
     if torch.device(device).type == "cuda":
         return Blocks(subtree_end, device)
     return Documents.trees(parent, subtree_end, device)
-
-
-class Masked:
-    """A dense mask: token t attends to token u where mask[t, u]. For tests and for models small enough."""
-
-    def __init__(self, mask: Tensor) -> None:
-        self.mask = mask
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float | None) -> Tensor:
-        return sdpa(q, k, v, scaling, mask=self.mask)

@@ -39,7 +39,9 @@ def test_values_and_paired_differences(tmp_path, monkeypatch):
     cells = [line.split(" | ") for line in tables.contrasts("normalization").splitlines()]
     assert cells[2][:2] == ["| unit sample − rollout, with seq-mean", "**-2.000** (-2.000 to -2.000)"]
     assert cells[4][2] == "**-1.000** (-1.000 to -1.000)"  # all five of one sign: p = 2 / 32
-    results.runs["sample+seq-mean", 0]["final_reward"] = 9.0  # one of another sign, and left out by the interquartile mean
+    results.runs["sample+seq-mean", 0]["final_reward"] = (
+        9.0  # one of another sign, and left out by the interquartile mean
+    )
     results.write(tmp_path / "results" / "normalization")
     assert tables.contrasts("normalization").splitlines()[2].split(" | ")[1].startswith("-2.000 (")
 

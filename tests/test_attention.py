@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from harnessrl.attention import Documents, Masked, use_layouts
+from harnessrl.attention import Documents, use_layouts
 from tests.conftest import make_tiny_model
+from tests.masked import Masked
 
 LENGTHS = [1, 7, 30, 2, 64, 7, 1, 33, 5]
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_mask
 
 from harnessrl.adapter import ancestor_mask, pack_tree
-from harnessrl.attention import Blocks, Documents, Masked, documents, trees
+from harnessrl.attention import Blocks, Documents, documents, trees
 from tests.adapter.making import make_sample
+from tests.masked import Masked
 
 
 def forest(seed, samples=12, length=60):

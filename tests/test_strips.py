@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from harnessrl import strips
 from harnessrl.adapter import pack_tree
-from harnessrl.attention import Documents, Masked
+from harnessrl.attention import Documents
 from tests.adapter.making import make_sample
 from tests.conftest import make_tiny_model
+from tests.masked import Masked
 
 
 def seen_by(batches):

@@ -123,7 +123,7 @@ class TorchEngine:
         self.used = np.zeros(max_batch, np.int64)  # when the slot was last taken, for eviction
         self.free = set(range(max_batch))
         self.clock = 0
-        self.prompt_tokens = self.reused_tokens = 0
+        self.reused_tokens = 0
 
     # -- requests
 
@@ -206,7 +206,6 @@ class TorchEngine:
         self.cached[slot, :length] = request.prompt
         self.lengths[slot], self.used[slot], request.slot = shared, self.clock, slot
         self.running[request.request_id] = request
-        self.prompt_tokens += length
         self.reused_tokens += shared
 
     def _advance(self, batch: list[Request], everywhere: bool = False) -> list[Reply]:

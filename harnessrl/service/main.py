@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 
@@ -104,18 +104,7 @@ def serve(line: bytes | str, *, follow_stdin: bool) -> None:
         config = read_settings(ServiceConfig, line)
     except ValueError as error:
         child.refuse(str(error))
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_main(config, follow_stdin))
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed, else Python's own loop."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
+    asyncio.run(_main(config, follow_stdin))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ class EngineServer:
         self.socket.setsockopt(zmq.LINGER, 0)
         self.address = f"tcp://127.0.0.1:{self.socket.bind_to_random_port('tcp://127.0.0.1')}"
         self.peers: dict[bytes, bytes] = {}
-        self.served = 0
 
     def pump(self, idle_milliseconds: int) -> int:
         """Take every waiting request, advance the engine once, send what finished; wait for a request if idle.
@@ -39,7 +38,6 @@ class EngineServer:
         replies = self.engine.step()
         for reply in replies:
             self._reply(reply)
-        self.served += len(replies)
         return len(replies)
 
     def drain(self, seconds: float = 60.0) -> None:

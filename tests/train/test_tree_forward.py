@@ -11,9 +11,10 @@ import torch
 
 from harnessrl.adapter.packer import pack, unpack
 from harnessrl.adapter.tree import ancestor_mask, pack_tree, unpack_tree
-from harnessrl.attention import Documents, Masked, use_layouts
+from harnessrl.attention import Documents, use_layouts
 from tests.adapter.making import make_sample
 from tests.conftest import make_tiny_model
+from tests.masked import Masked
 
 
 def rollout_samples():
