@@ -35,7 +35,7 @@ OUTCOMES = {
     "kl_final": ("final KL", 2),
 }
 """Outcome -> what it is called, and digits behind the point."""
-COSTS = {"rollouts": "rollouts", "computed_tokens": "computed tokens", "update_seconds": "seconds of updates"}
+COSTS = {"rollouts": "rollouts", "computed_tokens": "computed tokens"}
 CONTRASTS = (
     ("unit sample − rollout, with seq-mean", "sample+seq-mean", "rollout+seq-mean"),
     ("unit sample − rollout, with token-mean", "sample+token-mean", "rollout+token-mean"),

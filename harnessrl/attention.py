@@ -23,8 +23,11 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from transformers import AttentionInterface, PreTrainedModel
 
 from harnessrl import strips
+from harnessrl.errors import ConfigError
 
 NAME = "harnessrl"
+UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "head_mask", "position_bias", "attention_bias")
+"""What a model may pass to its attention that changes it, and layouts know nothing of."""
 
 
 class Layout(Protocol):
@@ -34,9 +37,50 @@ class Layout(Protocol):
 
 
 def use_layouts(model: PreTrainedModel) -> PreTrainedModel:
-    """Make `model` take its attention from the layout given to each forward."""
+    """Make `model` take its attention from the layout given to each forward.
+
+    Raises:
+        ConfigError: a model whose tokens meet elsewhere than in full attention, or whose positions depend on others.
+    """
+    config, name = model.config.get_text_config(), type(model).__name__
+    if other := sorted({*(getattr(config, "layer_types", None) or ())} - {"full_attention"}):
+        raise ConfigError(f"policy.source: {name} has layers of {other[0]}; only full attention is supported")
+    if any(isinstance(module, torch.nn.Conv1d) for module in model.modules()):
+        raise ConfigError(f"policy.source: {name} has convolutions over tokens; only full attention is supported")
+    if (rope := _rope_types(config)) & {"dynamic", "longrope"}:
+        raise ConfigError(
+            f"policy.source: {name} has {min(rope & {'dynamic', 'longrope'})} positions, which depend on the longest "
+            "sequence of a pack: not supported"
+        )
     model.set_attn_implementation(NAME)
     return model
+
+
+def _rope_types(config: Any) -> set[str]:
+    """Kinds of rotary positions, of all layers."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    parts = [part for part in rope.values() if isinstance(part, dict)] or [rope]
+    return {str(part.get("rope_type") or "default") for part in parts}
+
+
+def check_independence(model: PreTrainedModel) -> None:
+    """Refuse a model in which a document of a pack sees another, by whatever path: its gradient must be exactly 0.
+
+    One forward and backward pass of six tokens, of a whole model prepared with `use_layouts`.
+
+    Raises:
+        ConfigError: it leaks.
+    """
+    embedded = model.get_input_embeddings()(torch.arange(6, device=model.device)[None]).detach().requires_grad_()
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2]], device=model.device)
+    layout = Documents(np.array([0, 3, 6]), model.device)
+    with torch.enable_grad():
+        output = model.base_model(inputs_embeds=embedded, position_ids=positions, use_cache=False, layout=layout)
+        (grad,) = torch.autograd.grad(output.last_hidden_state[0, 3:].float().square().sum(), embedded)
+    if grad[0, :3].any() or not grad[0, 3:].any():
+        raise ConfigError(
+            f"policy.source: {type(model).__name__}: documents of a pack see each other: it is not supported"
+        )
 
 
 def _attention(
@@ -50,8 +94,8 @@ def _attention(
 ) -> tuple[Tensor, None]:
     if kw.get("layout") is None:
         raise ValueError("this model was given to harnessrl: call it with layout=Documents(...) or another layout")
-    if kw.get("sliding_window") is not None:
-        raise ValueError(f"layer {module.layer_idx}: sliding-window attention is not supported")
+    if unknown := [name for name in UNSUPPORTED if kw.get(name) is not None]:
+        raise ValueError(f"layer {module.layer_idx}: attention with {unknown[0]} is not supported")
     if kw.get("dropout"):
         raise ValueError("attention dropout must be 0: a policy that trains under dropout is not the one that sampled")
     out = kw["layout"].attend(module.layer_idx, q, k, v, scaling)

@@ -28,6 +28,7 @@ OPTIONAL_ROLLOUT_FIELDS: dict[str, tuple[tuple[type, ...], str]] = {
     "step": ((int, type(None)), "an integer or null"),
     "advantage": ((int, float, type(None)), "a number or null"),
     "resampled": ((bool,), "true or false"),
+    "is_train": ((bool,), "true or false"),
     "call_rewards": ((dict,), "an object of call ids and numbers"),
 }
 CALL_FIELDS: dict[str, tuple[tuple[type, ...], str]] = {

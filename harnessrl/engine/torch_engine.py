@@ -43,29 +43,24 @@ class Slots:
     """Cached keys and values, [rows, heads, width, dim] a layer, and the layout of the forward that fills them.
 
     `begin` names the rows, the positions of the new tokens and the width to look at; `attend` then writes the new keys
-    and values and attends to all earlier positions of the row. The last column is scratch for padding.
+    and values and attends to all earlier positions of the row. The last column is scratch for padding. Heads and sizes
+    are those that each layer brings.
     """
 
-    def __init__(self, model: PreTrainedModel, rows: int) -> None:
-        config = model.config.get_text_config()
-        heads = config.num_key_value_heads
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.shape = (config.num_hidden_layers, 2, rows, heads, dim)
-        self.like = {"dtype": model.dtype, "device": model.device}
+    def __init__(self, rows: int) -> None:
+        self.count = rows
         self.width = 0
-        self.memory: list[list[Tensor]] = []
+        self.memory: dict[int, list[Tensor]] = {}
 
     def grow(self, width: int) -> None:
         """Make room for positions below `width`, keeping what is cached."""
         if width <= self.width:
             return
-        layers, _, rows, heads, dim = self.shape
         width = -(-max(width, self.width * 3 // 2) // 64) * 64
-        old = self.memory
-        self.memory = [[torch.zeros(rows, heads, width + 1, dim, **self.like) for _ in range(2)] for _ in range(layers)]
-        for new_pair, old_pair in zip(self.memory, old, strict=False):
-            for new, previous in zip(new_pair, old_pair, strict=True):
-                new[:, :, : self.width] = previous[:, :, : self.width]
+        for pair in self.memory.values():
+            for at, previous in enumerate(pair):
+                pair[at] = previous.new_zeros(*previous.shape[:2], width + 1, previous.shape[3])
+                pair[at][:, :, : self.width] = previous[:, :, : self.width]
         self.width = width
 
     def begin(self, rows: np.ndarray, positions: Tensor, real: Tensor, full_width: bool = False) -> None:
@@ -80,6 +75,8 @@ class Slots:
         self.view = slice(first, last + 1) if contiguous else self.rows  # a slice is a view, rows are a copy
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float | None) -> Tensor:
+        if layer not in self.memory:
+            self.memory[layer] = [x.new_zeros(self.count, x.shape[1], self.width + 1, x.shape[3]) for x in (k, v)]
         context = []
         for memory, new in zip(self.memory[layer], (k, v), strict=True):
             memory[self.rows[:, None], :, self.positions] = new.transpose(1, 2)
@@ -115,7 +112,7 @@ class TorchEngine:
         self.phase, self.version = Phase.SERVING, 0
         self.queue: OrderedDict[bytes, Request] = OrderedDict()
         self.running: dict[bytes, Request] = {}
-        self.slots = Slots(model, max_batch)
+        self.slots = Slots(max_batch)
         if deterministic:
             self.slots.grow(self.max_context)
         self.cached = np.zeros((max_batch, 0), np.int32)  # the tokens whose keys and values a slot holds

@@ -23,7 +23,7 @@ REASONS = {
     "empty_response": "nothing was sampled",
     "undelivered": "the harness never received the answer",
     "superseded": "a later try of the same request was delivered",
-    "constrained": "sampled under masked logits, so not by the policy alone",
+    "constrained": "sampled under masked logits or in val mode, so not by the policy alone",
     "not_trainable": "a call of an agent that is not trained",
     "missing_logprobs": "logprobs were not recorded",
     "too_long": "longer than the limit of a sample",

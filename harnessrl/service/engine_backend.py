@@ -234,6 +234,7 @@ class EngineBackend:
             policy_version=reply.policy_version,
             finish_reason=choice.finish_reason,
             agent=job.turn.agent,
+            constrained=job.turn.foreign,
             request=job.turn.raw,
             response=orjson.dumps(answer),
             meta=meta,

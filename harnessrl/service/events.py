@@ -44,7 +44,7 @@ class Recorded:
     agent: str = ""
     """Which agent of the harness called."""
     constrained: bool = False
-    """Sampled under a mask of the logits."""
+    """Sampled under a mask of the logits, or in val mode in a rollout that is trained."""
     request: bytes = b""
     """The body as it came."""
     response: bytes = b""

@@ -47,6 +47,8 @@ class Turn:
     """The x-agent header: which agent of the harness calls; "" where there is only one."""
     arrived: float
     """Unix time."""
+    foreign: bool = False
+    """A call in val mode of a rollout that is trained: it is not sampled as trained tokens are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +99,14 @@ class Gateway:
             rollout_id=request.match_info["rollout_id"],
             attempt=request.match_info["attempt"],
             mode=request.match_info["mode"],
+            foreign=request.match_info["mode"] == "val" and bool(row["is_train"]),
             ask=READERS[path](parse_json(raw)),
             raw=raw,
             agent=request.headers.get("x-agent", ""),
             arrived=arrived,
         )
         numbers, body = await self._record(turn)
-        return await self._deliver(request, turn.ask, body, numbers)
+        return await self._deliver(request, turn, body, numbers)
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         """GET .../openai/v1/models."""
@@ -151,8 +154,8 @@ class Gateway:
             return outcome.calls[0].response
         return orjson.dumps(outcome.answer)
 
-    async def _deliver(self, request: web.Request, ask: Ask, body: bytes, numbers: list[int]) -> web.StreamResponse:
-        kind = "text/event-stream" if ask.stream else "application/json"
+    async def _deliver(self, request: web.Request, turn: Turn, body: bytes, numbers: list[int]) -> web.StreamResponse:
+        kind = "text/event-stream" if turn.ask.stream else "application/json"
         response = web.Response(body=body, content_type=kind)
         transport = request.transport
         if transport is None:
@@ -160,7 +163,11 @@ class Gateway:
         transport.set_write_buffer_limits(0)  # so that write_eof returns when the last byte has left
         await response.prepare(request)
         await response.write_eof()
-        if not transport.is_closing():
+        row = self._store.find(turn.rollout_id)
+        over = (
+            row is None or row["state"] in TERMINAL
+        )  # its trace may have been read: what comes later stays undelivered
+        if not transport.is_closing() and not over:
             for number in numbers:
                 self._events.deliver(number)
         return response

@@ -157,8 +157,8 @@ class Store:
         return out
 
     def find(self, rollout_id: str) -> sqlite3.Row | None:
-        """The few columns that a model call needs: seq, state."""
-        cursor = self.db.execute("SELECT seq, state FROM rollouts WHERE rollout_id = ?", (rollout_id,))
+        """The few columns that a model call needs: seq, state, is_train."""
+        cursor = self.db.execute("SELECT seq, state, is_train FROM rollouts WHERE rollout_id = ?", (rollout_id,))
         row: sqlite3.Row | None = cursor.fetchone()
         return row
 

@@ -25,6 +25,16 @@ from harnessrl.service.store import Store
 
 ROUTES = {"chat": "/chat/completions", "completion": "/completions"}
 _OURS = ("stream", "stream_options", "max_completion_tokens")
+_PINNED = ("model", "max_tokens", "temperature", "top_p", "top_k", "logprobs", "top_logprobs", "return_token_ids")
+PASSES = (
+    *("messages", "prompt", "tools", "n", "stop", "stop_token_ids", "user", "metadata"),
+    *("chat_template", "chat_template_kwargs", "documents", "reasoning_effort", "parallel_tool_calls"),
+    *("add_generation_prompt", "continue_final_message", "add_special_tokens", "truncate_prompt_tokens"),
+    *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "include_reasoning"),
+    *("priority", "request_id", "cache_salt"),
+)
+"""Fields that go on to the server in train mode: they make the prompt, end the response or say how it is shown. No seed: a
+harness that sends one would make a group's rollouts copies of each other."""
 _IDS = ("token_ids", "prompt_token_ids")
 
 
@@ -50,13 +60,14 @@ class UpstreamBackend:
 
     async def run(self, turn: Turn) -> Outcome:
         """Forward a turn with its sampling pinned, and take the ids out of the answer."""
-        server = self._server(turn.rollout_id)
         pinned = pin(turn.ask.body, turn.mode, self._config, masks_stand=True)
-        body = self._body(turn, pinned, server["model"])
+        self._server(turn.rollout_id)  # refused at once where there is none
         count = turn.ask.n
         with self._attempts.enter(turn.rollout, turn.attempt, count) as live:
             await self._gate.enter(count)
             try:
+                server = self._server(turn.rollout_id)  # as it is now: a pause may have brought other weights
+                body = self._body(turn, pinned, server["model"])
                 answer = await self._post(server["endpoint"] + ROUTES[turn.ask.kind], body)
             finally:
                 self._gate.leave(count)
@@ -76,9 +87,9 @@ class UpstreamBackend:
         return max(servers, key=lambda server: crc32(f"{rollout_id} {server['endpoint']}".encode()))
 
     def _body(self, turn: Turn, pinned: Pinned, model: str) -> dict[str, Any]:
-        removed = {*_OURS, *((*MASKS, *BIASES) if turn.mode == "train" else ())}
-        body = {name: value for name, value in turn.ask.body.items() if name not in removed}
-        if turn.ask.body.get("tool_choice") == "none":
+        asked = turn.ask.body
+        body = {name: value for name, value in asked.items() if name not in _OURS and _passes(name, turn.mode)}
+        if asked.get("tool_choice") == "none":
             body["tool_choice"] = "none"  # masks nothing
         limit = min(turn.ask.max_tokens or self._config.max_response, self._config.max_response)
         chat = turn.ask.kind == "chat"
@@ -133,7 +144,7 @@ class UpstreamBackend:
             "status": "ok",
             "usage": answer.get("usage"),
             "sampling": {"temperature": pinned.temperature, "top_p": pinned.top_p, "top_k": pinned.top_k},
-            "overrides": pinned.overrides,
+            "overrides": pinned.overrides | _removed(turn),
             "after_stop": 0,
         }
         return Recorded(
@@ -152,6 +163,18 @@ class UpstreamBackend:
             response=orjson.dumps(_shown(turn.ask, {**answer, "choices": [choice]})),
             meta=meta,
         )
+
+
+def _passes(name: str, mode: str) -> bool:
+    """Whether a field of a request goes on to the server; in train mode only what leaves the sampling alone does."""
+    return name in PASSES or mode != "train"
+
+
+def _removed(turn: Turn) -> dict[str, Any]:
+    """The fields that do not go on, beside those that we set ourselves or that `pin` tells of."""
+    known = {*_OURS, *_PINNED, *MASKS, *BIASES}
+    names = [name for name in turn.ask.body if name not in known and not _passes(name, turn.mode)]
+    return {name: {"asked": turn.ask.body[name], "used": None} for name in names}
 
 
 def _refused(status: int, answer: Any, retry: int) -> ApiError:

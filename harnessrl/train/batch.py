@@ -129,7 +129,7 @@ def make_batch(finished: Sequence[Finished], config: Config, tokenizer: Tokenize
 def with_rewards(batch: Batch, rewards: np.ndarray, config: Config) -> Batch:
     """The batch with other rewards, [R], and the advantages that follow from them."""
     advantages = rollout_advantages(
-        rewards,
+        np.where(batch.resampled, np.nan, rewards),  # what is replaced has no part in a batch's statistics either
         [item.rollout.group_id for item in batch.finished],
         config.advantage.estimator,
         unit=config.advantage.unit,
@@ -153,9 +153,12 @@ def _trainable(rollout: Rollout, agents: Sequence[str] | None) -> Rollout:
 
 
 def effective_rewards(rollouts: Sequence[Rollout], task: Task) -> tuple[np.ndarray, np.ndarray]:
-    """The rewards that advantages are computed from (NaN is unscored), and which rollouts are overlong."""
+    """The rewards that advantages are computed from (NaN is unscored), and which rollouts are overlong.
+
+    What was sampled and never delivered does not count: how much of it is recorded depends on the moment.
+    """
     rewards = np.array([np.nan if r.reward is None else r.reward for r in rollouts], np.float64)
-    sampled = np.array([sum(len(call.response_ids) for call in r.calls) for r in rollouts], np.int64)
+    sampled = np.array([sum(len(c.response_ids) for c in r.calls if c.delivered) for r in rollouts], np.int64)
     overlong = sampled > task.overlong_tokens if task.overlong_tokens else np.zeros(len(rollouts), bool)
     if task.overlong == "mask":
         return np.where(overlong, np.nan, rewards), overlong
@@ -231,7 +234,7 @@ def _used(batch: Batch, groups: np.ndarray, filter_zero_signal: bool) -> tuple[n
     used = ~np.isnan(batch.rewards) & ~batch.resampled
     if not filter_zero_signal:
         return used, 0.0
-    silent = np.bincount(groups, has_signal(batch))[groups] == 0
+    silent = np.bincount(groups, has_signal(batch) & used)[groups] == 0
     return used & ~silent, float(len(np.unique(groups[used & silent])))
 
 

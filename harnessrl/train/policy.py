@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from harnessrl.adapter import Packed, PackedTree
-from harnessrl.attention import Layout, documents, trees, use_layouts
+from harnessrl.attention import Layout, check_independence, documents, trees, use_layouts
 from harnessrl.train.head import head_logprobs
 
 HEAD_ELEMENTS = 2**26 if torch.cuda.is_available() else 2**20
@@ -22,8 +22,9 @@ HEAD_ELEMENTS = 2**26 if torch.cuda.is_available() else 2**20
 def load_model(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A causal LM whose attention takes layouts; dropout off, since the engine samples without it."""
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)
-    return use_layouts(model).eval()
+    model = use_layouts(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)).eval()
+    check_independence(model)
+    return model
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,9 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float:
 def _zero_signal(batch: Batch) -> int:
     """Groups with a scored rollout, none of whose rollouts has a signal."""
     groups = np.unique([item.rollout.group_id for item in batch.finished], return_inverse=True)[1]
-    scored = np.bincount(groups, ~np.isnan(batch.rewards)) > 0
-    return int((scored & (np.bincount(groups, has_signal(batch)) == 0)).sum())
+    scored = ~np.isnan(batch.rewards)
+    signal = np.bincount(groups, scored & has_signal(batch)) > 0
+    return int(((np.bincount(groups, scored) > 0) & ~signal).sum())
 
 
 def histograms(batch: Batch) -> dict[str, np.ndarray]:

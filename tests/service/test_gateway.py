@@ -80,12 +80,22 @@ def test_train_mode_pins_all_sampling_and_val_mode_the_temperature(tmp_path, tok
         assert (engine.requests[-1].sampling.top_p, engine.requests[-1].sampling.top_k) == (1e-6, 0)
         assert (await client.chat("r1", mode="val", top_p=1.5))[0] == 422
         events = await client.get("/api/rollouts/r0/events")
-        for event in events:
+        for event, foreign in zip(events, (False, True), strict=True):
             removed = {name: item["asked"] for name, item in event["data"]["overrides"].items() if item["used"] is None}
             assert removed == masks
-            assert event["data"]["constrained"] is False
+            assert event["data"]["constrained"] is foreign  # val mode samples otherwise than what is trained
 
     over_engine(tmp_path, tokenizer, engine, test, train_temperature=1.25, val_temperature=0.5)
+
+
+def test_calls_in_val_mode_are_only_the_policys_own_in_a_rollout_that_is_not_trained(tmp_path, tokenizer, engine):
+    async def test(client):
+        await client.create("held-out", is_train=False)
+        for rollout in ("r0", "held-out"):
+            await client.chat(rollout, mode="val")
+        assert [(await client.calls(rollout))[0]["constrained"] for rollout in ("r0", "held-out")] == [True, False]
+
+    over_engine(tmp_path, tokenizer, engine, test)
 
 
 def test_what_masks_nothing_is_no_override(tmp_path, tokenizer, engine):

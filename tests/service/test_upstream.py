@@ -19,14 +19,17 @@ def vllm_choice(index, chat):
 
 
 class Upstream:
-    """Remembers bodies; `status` and `change` make it misbehave."""
+    """Remembers bodies; `status` and `change` make it misbehave; `held` sets an event and waits for another."""
 
     def __init__(self):
-        self.bodies, self.status, self.change = [], 200, lambda answer: answer
+        self.bodies, self.status, self.change, self.held = [], 200, lambda answer: answer, None
 
     async def handle(self, request):
         body = await request.json()
         self.bodies.append(body)
+        if self.held:
+            self.held[0].set()
+            await self.held[1].wait()
         chat = request.path.endswith("chat/completions")
         answer = {"id": "x", "object": "o", "created": 1, "model": body["model"], "usage": {"prompt_tokens": 3}}
         answer["choices"] = [vllm_choice(index, chat) for index in range(body.get("n") or 1)]
@@ -73,7 +76,6 @@ def test_a_chat_call_is_pinned_forwarded_and_recorded(tmp_path):
         assert body == {
             "model": "real",
             "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}],
-            "seed": 1,
             "max_tokens": 1024,
             "temperature": 1.0,
             "top_p": 1.0,
@@ -86,6 +88,63 @@ def test_a_chat_call_is_pinned_forwarded_and_recorded(tmp_path):
         assert (call["prompt_token_ids"], call["response_token_ids"]) == ([1, 2, 3], [7, 8])
         assert (call["response_log_probs"], call["policy_version"], call["delivered"]) == ([-0.5, -1.5], 6, True)
         assert call["constrained"] is False and call["server"] == {"model": "real", "version": 6}
+
+    over(tmp_path, test)
+
+
+def test_train_mode_passes_on_what_leaves_the_sampling_alone_and_records_the_rest(tmp_path):
+    async def test(client, upstream, url):
+        passed = {"stop": ["x"], "user": "u", "chat_template_kwargs": {"enable_thinking": False}}
+        removed = {
+            "seed": 7,
+            "use_beam_search": True,
+            "thinking_token_budget": 5,
+            "logits_processors": ["x"],
+            "anew": 1,
+        }
+        await client.chat("r0", **passed, **removed, max_completion_tokens=5, presence_penalty=0)
+        (event,) = await client.get("/api/rollouts/r0/events")
+        assert event["data"]["overrides"] == {name: {"asked": value, "used": None} for name, value in removed.items()}
+        body = upstream.bodies[0]
+        assert {name: body[name] for name in passed} == passed
+        assert body.keys() - passed.keys() == {
+            "model", "messages", "max_tokens", "temperature", "top_p", "top_k", "logprobs", "top_logprobs", "return_token_ids"
+        }  # fmt: skip
+        await client.chat("r1", mode="val", seed=7)
+        assert upstream.bodies[1]["seed"] == 7
+
+    over(tmp_path, test)
+
+
+def test_a_call_held_at_a_pause_has_the_version_that_answers_it(tmp_path):
+    async def test(client, upstream, url):
+        await client.send("POST", "/api/models", [{"model": "real", "endpoint": url, "version": 6}])
+        await client.send("POST", "/proxy/pause", {})
+        held = asyncio.create_task(client.chat("r0"))
+        rollouts = [{"model": "real", "endpoint": url, "version": 7}]
+        assert not (await asyncio.wait([held], timeout=0.2))[0] and not upstream.bodies
+        await client.send("POST", "/api/models", rollouts)
+        await client.send("POST", "/proxy/resume", {})
+        assert (await held)[0] == 200
+        assert [call["policy_version"] for call in await client.calls("r0")] == [7]
+
+    over(tmp_path, test)
+
+
+def test_an_answer_after_the_rollouts_end_is_not_delivered(tmp_path):
+    """The trace may have been read already: whether it holds the call must not hang on the moment."""
+
+    async def test(client, upstream, url):
+        reached, go_on = asyncio.Event(), asyncio.Event()
+        await client.chat("r0")
+        upstream.held = (reached, go_on)
+        late = asyncio.create_task(client.chat("r0", "another"))
+        await reached.wait()
+        await client.send("PATCH", "/api/rollouts/r0", {"status": {"state": "running"}})
+        await client.send("PATCH", "/api/rollouts/r0", {"status": {"state": "succeeded"}})
+        go_on.set()
+        assert (await late)[0] == 200
+        assert [call["delivered"] for call in await client.calls("r0")] == [True, False]
 
     over(tmp_path, test)
 

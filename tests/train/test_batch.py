@@ -114,7 +114,7 @@ def test_where_no_group_has_signal_there_is_no_update():
     assert updates == [] and metrics["update/filtered_groups"] == 1 and metrics["perf/rank_balance"] == 1
 
 
-def test_replaced_groups_count_in_statistics_and_are_not_trained():
+def test_replaced_groups_are_counted_and_neither_trained_nor_compared_with():
     items = rollouts({"a": [1.0, 0.0], "b": [1.0, 1.0], "c": [0.0, 1.0]})
     items = [dataclasses.replace(item, resampled=item.rollout.group_id == "b") for item in items]
     batch = make_batch(items, config())
@@ -126,9 +126,8 @@ def test_replaced_groups_count_in_statistics_and_are_not_trained():
     assert (told["rollout/resampled"], told["rollout/resampled_groups"], told["rollout/count"]) == (2, 1, 6)
     assert told["reward/mean"] == pytest.approx(4 / 6)
     whole = dataclasses.replace(config(), advantage=Advantage(estimator="reinforce_pp", eps=0.0))
-    # over all six, before anything is left out: mean 2/3, deviation sqrt(2/9)
-    expected = [2**-0.5, -(2**0.5), 2**-0.5, 2**-0.5, -(2**0.5), 2**-0.5]
-    assert make_batch(items, whole).advantages.tolist() == pytest.approx(expected)
+    # over the four that are trained: mean 1/2, deviation 1/2
+    assert make_batch(items, whole).advantages.tolist() == pytest.approx([1, -1, 0, 0, -1, 1])
 
 
 def credited(credit, **settings):
@@ -226,6 +225,12 @@ def test_overlong_rollouts_are_masked_before_advantages():
     assert trained(make_updates(batch, config({"overlong_tokens": 8}), seed=0)[0]) == [["a-0", "a-1", "a-3"]]
     metrics = batch_metrics(batch, Counter())
     assert metrics["rollout/overlong"] == 1 and metrics["reward/mean"] == 0.625  # of all four, as they were earned
+
+
+def test_tokens_that_were_never_delivered_make_no_rollout_overlong():
+    lost = dataclasses.replace(call("lost", [1], [6] * 6), delivered=False, finish_reason="abort")
+    batch = make_batch([finished("a-0", 0.0, call("c", [1], [5] * 5), lost)], config({"overlong_tokens": 10}))
+    assert batch.overlong.tolist() == [False] and batch.rewards.tolist() == [0.0]
 
 
 def test_overlong_rollouts_are_penalised_before_advantages():
@@ -345,6 +350,30 @@ def test_replaced_and_unscored_rollouts_do_not_add_split_updates():
     plan = {"rollouts_per_update": 4, "split_rollouts": True, "max_tokens": 100}
     updates, _ = make_updates(make_batch(gone, config(**plan)), config(**plan), seed=0)
     assert len(updates) == 1 and len(trained(updates)[0]) == 4
+
+
+@pytest.mark.parametrize("estimator", ["reinforce_pp", "reinforce_pp_baseline", "grpo", "rloo"])
+def test_replaced_groups_have_no_part_in_the_others_advantages(estimator):
+    settings = dataclasses.replace(config(), advantage=Advantage(estimator=estimator))
+    live = rollouts({"a": [1.0, 0.0]})
+    replaced = [dataclasses.replace(item, resampled=True) for item in rollouts({"b": [0.0] * 2, "c": [0.0] * 2})]
+    alone, batch = make_batch(live, settings), make_batch(live + replaced, settings)
+    assert batch.advantages.tolist() == [*alone.advantages.tolist(), 0, 0, 0, 0] and alone.advantages[0] > 0
+    updates, _ = make_updates(batch, settings, seed=0)
+    (packed,) = updates[0][0]
+    assert abs((packed.weights * packed.advantages).sum()) < 1e-12
+
+
+def test_a_call_reward_of_an_unscored_rollout_is_no_signal_of_its_group():
+    settings = dataclasses.replace(
+        config(filter_zero_signal=True), advantage=Advantage(estimator="dr_grpo", credit="discounted")
+    )
+    items = rollouts({"a": [1.0, 0.0], "b": [1.0, 1.0, None]})
+    items[-1] = dataclasses.replace(items[-1], call_rewards={"c": 0.5})
+    batch = make_batch(items, settings)
+    updates, metrics = make_updates(batch, settings, seed=0)
+    assert trained(updates) == [["a-0", "a-1"]] and metrics["update/filtered_groups"] == 1
+    assert batch_metrics(batch, Counter())["advantage/zero_signal_groups"] == 1
 
 
 def test_credit_of_a_call_keeps_its_group_from_the_zero_signal_filter():
