@@ -135,8 +135,8 @@ def read_steps(path: str | Path) -> Iterator[tuple[int, list[Mapping[str, Any]]]
     """The rollouts of a recorded run, step by step: what `train replay=FILE` trains on.
 
     Raises:
-        ConfigError: a line that is no rollout or has no step, a step that does not follow, a rollout twice in a step, a
-            last line that was cut; by file and line.
+        ConfigError: a line that is no rollout or has no step, a rollout of a validation, a step that does not follow, a
+            rollout twice in a step, a last line that was cut; by file and line.
     """
     trace, last = Trace(path), -1
     for step, group in itertools.groupby(trace, key=lambda line: line.data.get("step")):
@@ -149,6 +149,11 @@ def read_steps(path: str | Path) -> Iterator[tuple[int, list[Mapping[str, Any]]]
             if line.rollout.rollout_id in seen:
                 raise ConfigError(
                     f"{path}, line {line.number}: rollout {line.rollout.rollout_id!r} is in step {step} twice"
+                )
+            if line.data.get("is_train") is False:
+                raise ConfigError(
+                    f"{path}, line {line.number}: rollout {line.rollout.rollout_id!r} is of a validation, which samples in "
+                    "another way than what is trained"
                 )
             seen.add(line.rollout.rollout_id)
         last = step

@@ -10,17 +10,13 @@ from harnessrl.errors import ConfigError
 from harnessrl.train.batch import Batch
 
 
-def check_items(items: Sequence[Mapping[str, Any]], vocabulary: int, path: str) -> None:
-    """Refuse validation rollouts, and token ids that the policy does not have: the record is of another tokenizer.
+def check_vocabulary(items: Sequence[Mapping[str, Any]], vocabulary: int, path: str) -> None:
+    """Refuse token ids that the policy does not have: the record belongs to another tokenizer.
 
     Raises:
         ConfigError: by rollout and call.
     """
     for item in items:
-        if item.get("is_train") is False:
-            raise ConfigError(
-                f"replay: {path}: rollout {item['rollout_id']!r} is of a validation, which samples otherwise"
-            )
         for call in item["calls"]:
             largest = max((*(call["prompt_ids"] or ()), *(call["response_ids"] or ())), default=0)
             if largest >= vocabulary:

@@ -65,6 +65,7 @@ LINE = (
         (LINE % ("a", 2) + LINE % ("a", 2), "line 2: rollout 'a' is in step 0 twice"),
         (LINE % ("a", 2), "not step 1; give steps=1"),
         ("", "no step 0"),
+        (LINE.replace('"reward"', '"is_train": false, "reward"') % ("a", 2), "line 1: rollout 'a' is of a validation"),
         (LINE.replace("[-0.5]", "[-0.5, -0.5]") % ("a", 2), "line 1"),
     ],
 )
