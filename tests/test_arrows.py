@@ -10,7 +10,7 @@ ALLOWED = {
     "adapter": set(),
     "errors": set(),
     "strips": set(),
-    "attention": {"strips"},
+    "attention": {"errors", "strips"},
     "service": {"adapter", "errors"},
     "engine": {"attention", "service.wire"},
     "limits": {"config", "errors"},  # config as a type only
