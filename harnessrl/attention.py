@@ -69,7 +69,7 @@ def check_independence(model: PreTrainedModel) -> None:
     One forward and backward pass of six tokens, of a whole model prepared with `use_layouts`.
 
     Raises:
-        ConfigError: it leaks.
+        ConfigError: it leaks, or has an attention that is not supported.
     """
     size = model.get_input_embeddings().weight.shape[1]
     embedded = (
@@ -78,7 +78,10 @@ def check_independence(model: PreTrainedModel) -> None:
     positions = torch.tensor([[0, 1, 2, 0, 1, 2]], device=model.device)
     layout = Documents(np.array([0, 3, 6]), model.device)
     with torch.enable_grad():
-        output = model.base_model(inputs_embeds=embedded, position_ids=positions, use_cache=False, layout=layout)
+        try:
+            output = model.base_model(inputs_embeds=embedded, position_ids=positions, use_cache=False, layout=layout)
+        except ValueError as error:  # of `_attention`
+            raise ConfigError(f"policy.source: {type(model).__name__}: {error}") from error
         (grad,) = torch.autograd.grad(output.last_hidden_state[0, 3:].float().square().sum(), embedded)
     if grad.isfinite().all() and grad[0, :3].any():  # a weight that is not finite says nothing; training names it
         raise ConfigError(

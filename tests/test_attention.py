@@ -7,6 +7,7 @@ import transformers
 
 from harnessrl.attention import Documents, check_independence, use_layouts
 from harnessrl.errors import ConfigError
+from harnessrl.train.policy import Policy
 from tests.conftest import make_tiny_model
 from tests.masked import Masked
 
@@ -105,6 +106,17 @@ def test_whether_documents_meet_is_seen_in_their_gradients(family):
     next(module for module in model.modules() if isinstance(module, torch.nn.Linear)).register_forward_hook(mean)
     with pytest.raises(ConfigError, match="documents of a pack see each other"):
         check_independence(model)
+
+
+def test_a_policy_of_another_head_or_attention_is_refused():
+    window = transformers.MistralForCausalLM(transformers.MistralConfig(**BASE, sliding_window=8))
+    with pytest.raises(
+        ConfigError, match="MistralForCausalLM: layer 0: attention with sliding_window is not supported"
+    ):
+        check_independence(use_layouts(window))
+    scaled = transformers.CohereForCausalLM(transformers.CohereConfig(**BASE, eos_token_id=2, bos_token_id=1))
+    with pytest.raises(ConfigError, match=r"CohereForCausalLM has logit_scale=0.0625, which changes logits"):
+        Policy(scaled)
 
 
 def test_attention_that_layouts_do_not_know_is_refused(tiny_model):

@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from harnessrl.adapter import Packed, PackedTree
 from harnessrl.attention import Layout, check_independence, documents, trees, use_layouts
+from harnessrl.errors import ConfigError
 from harnessrl.train.head import head_logprobs
 
 HEAD_ELEMENTS = 2**26 if torch.cuda.is_available() else 2**20
@@ -44,7 +45,7 @@ class Policy(nn.Module):
     [tokens, vocabulary] tensor of the whole pack exists.
 
     Raises:
-        ValueError: a model whose logits are not a linear map of its last hidden state.
+        ConfigError: a model whose logits are not a linear map of its last hidden state.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -79,12 +80,12 @@ class Policy(nn.Module):
 
 def _check_head(model: PreTrainedModel) -> None:
     """Refuse what would make our logits other than the model's own."""
-    head, config = model.get_output_embeddings(), model.config.get_text_config()
+    head, config, name = model.get_output_embeddings(), model.config.get_text_config(), type(model).__name__
     if not isinstance(head, nn.Linear):
-        raise ValueError(f"{type(model).__name__}: its output head is a {type(head).__name__}, expected a linear layer")
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier"):
-        if getattr(config, name, None) not in (None, 1):
-            raise ValueError(f"{type(model).__name__}: {name}={getattr(config, name)} changes logits: not supported")
+        raise ConfigError(f"policy.source: {name} has a {type(head).__name__} as output head; expected a linear layer")
+    for key in ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier"):
+        if (value := getattr(config, key, None)) not in (None, 1):
+            raise ConfigError(f"policy.source: {name} has {key}={value}, which changes logits: not supported")
 
 
 def score(
