@@ -180,12 +180,17 @@ class Results:
 
 
 def _outcomes(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A run in one row. "final" is the mean of the last steps, "best" the best mean of as many steps in a row."""
+    """A run in one row. "final" is the mean of the last steps, "best" the best mean of as many steps in a row.
+
+    A step without a scored rollout has no reward: it is left out of means, and no row of steps with it is the best.
+    """
     validation = column(lines, "val/reward_mean")
     validation = validation[~np.isnan(validation)]
     lines = of_steps(lines)
     reward = column(lines, "reward/mean")
     window = min(LAST, len(reward))
+    means = np.convolve(reward, np.full(window, 1 / window), "valid")
+    known = means[~np.isnan(means)]
     late = lambda key: mean_of_known(column(lines, key)[-LAST:])  # noqa: E731
     return {
         "steps": len(lines),
@@ -193,7 +198,7 @@ def _outcomes(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "drift_share_final": late("rollout/drift_share"),
         "first_validation": float(validation[0]) if len(validation) else float("nan"),
         "final_validation": float(validation[-1]) if len(validation) else float("nan"),
-        "best_reward": float(np.max(np.convolve(reward, np.full(window, 1 / window), "valid"))),
+        "best_reward": float(known.max()) if len(known) else float("nan"),
         "mean_reward": mean_of_known(reward),
         "samples_per_rollout": mean_of_known(column(lines, "rollout/samples_mean")),
         "samples_per_rollout_final": late("rollout/samples_mean"),

@@ -109,6 +109,13 @@ def test_rows_survive_writing_and_reading(tmp_path):
     assert {name: (tmp_path / "rows" / f"{name}.csv").read_text() for name in first} == first
 
 
+def test_a_step_without_a_reward_is_left_out(tmp_path):
+    results = Results()
+    results.add(("a", 0), make_run(tmp_path, "a", [0.5] * 10 + [float("nan")] + [0.25] * 11))
+    assert results.runs["a", 0]["best_reward"] == pytest.approx(0.5)
+    assert results.runs["a", 0]["final_reward"] == 0.25 and results.runs["a", 0]["mean_reward"] == 7.75 / 21
+
+
 def test_lengths_are_counted_in_half_octaves_early_and_late(tmp_path):
     results = Results()
     results.add(("a", 0), make_run(tmp_path, "a", [0.0] * 12))
