@@ -45,6 +45,8 @@ def use_layouts(model: PreTrainedModel) -> PreTrainedModel:
     config, name = model.config.get_text_config(), type(model).__name__
     if other := sorted({*(getattr(config, "layer_types", None) or ())} - {"full_attention"}):
         raise ConfigError(f"policy.source: {name} has layers of {other[0]}; only full attention is supported")
+    elif not getattr(config, "layer_types", None) and getattr(config, "sliding_window", None):
+        raise ConfigError(f"policy.source: {name} has a sliding window; only full attention is supported")
     if any(isinstance(module, torch.nn.Conv1d) for module in model.modules()):
         raise ConfigError(f"policy.source: {name} has convolutions over tokens; only full attention is supported")
     if (rope := _rope_types(config)) & {"dynamic", "longrope"}:
@@ -76,17 +78,19 @@ def check_independence(model: PreTrainedModel) -> None:
         torch.cos(torch.arange(6.0 * size, device=model.device)).view(1, 6, size).to(model.dtype).requires_grad_()
     )
     positions = torch.tensor([[0, 1, 2, 0, 1, 2]], device=model.device)
-    layout = Documents(np.array([0, 3, 6]), model.device)
+    layout, name = _Counted(np.array([0, 3, 6]), model.device), type(model).__name__
     with torch.enable_grad():
         try:
             output = model.base_model(inputs_embeds=embedded, position_ids=positions, use_cache=False, layout=layout)
-        except ValueError as error:  # of `_attention`
-            raise ConfigError(f"policy.source: {type(model).__name__}: {error}") from error
+        except Exception as error:  # whatever a model of unknown make raises, it cannot be used
+            raise ConfigError(f"policy.source: {name} cannot be run with layouts: {error}") from error
         (grad,) = torch.autograd.grad(output.last_hidden_state[0, 3:].float().square().sum(), embedded)
     if grad.isfinite().all() and grad[0, :3].any():  # a weight that is not finite says nothing; training names it
-        raise ConfigError(
-            f"policy.source: {type(model).__name__}: documents of a pack see each other: it is not supported"
-        )
+        raise ConfigError(f"policy.source: {name}: documents of a pack see each other: it is not supported")
+    layers = model.config.get_text_config().num_hidden_layers
+    if sorted(layout.calls) != list(range(layers)):
+        times = f"{len(layout.calls)} times in {layers} layers"
+        raise ConfigError(f"policy.source: {name} attends {times}; once in each is supported")
 
 
 def _attention(
@@ -217,6 +221,18 @@ class Documents:
             batch = (x.unflatten(0, (count, n)).transpose(1, 2) for x, n in ((q, queries), (k, keys), (v, keys)))
             out.append(sdpa(*batch, scaling, mask, causal=mask is None).transpose(1, 2).flatten(0, 1))
         return self.queries.read(torch.cat(out)).transpose(0, 1).unsqueeze(0)
+
+
+class _Counted(Documents):
+    """Documents that note which layers attend."""
+
+    def __init__(self, cu_seqlens: np.ndarray, device: torch.device | str) -> None:
+        super().__init__(cu_seqlens, device)
+        self.calls: list[int] = []
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float | None) -> Tensor:
+        self.calls.append(layer)
+        return super().attend(layer, q, k, v, scaling)
 
 
 class Blocks:

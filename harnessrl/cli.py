@@ -36,6 +36,9 @@ def run(argv: Sequence[str]) -> int:
         )
         print(f"stopped{again}", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever read our output has stopped
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except ImportError as error:
         print(f"harnessrl: {error}{_hint(error)}", file=sys.stderr)
         return 2

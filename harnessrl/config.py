@@ -6,13 +6,13 @@ Every `config.yaml` holds differences from the defaults below. `key=value` on th
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING as REQUIRED
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harnessrl.errors import ConfigError
@@ -265,9 +265,7 @@ def from_mapping(data: dict[str, Any], overrides: Sequence[str], source: Path) -
             sys.path.insert(0, str(folder))
     texts = texts_of(Config)
     config, part = OmegaConf.structured(Config), OmegaConf.create(data)
-    if bent := [key for key in texts if _is_bent(part, key)]:
-        value = OmegaConf.select(part, bent[0])
-        raise ConfigError(f"{source}: {bent[0]}: expected text, got {value!r} as YAML reads it; put it in quotes")
+    _refuse_bent(part, texts, str(source))
     config = _merge(config, part, str(source))
     for item in overrides:
         config = _merge(config, override(item, texts), item)
@@ -279,7 +277,7 @@ def from_mapping(data: dict[str, Any], overrides: Sequence[str], source: Path) -
     return resolved
 
 
-def override(item: str, texts: Sequence[str]) -> DictConfig:
+def override(item: str, texts: Mapping[str, str]) -> DictConfig:
     """One `key=value`; the value is read as YAML, but that of a key among `texts` stays as it is typed.
 
     `run=001` is the run "001" and `key=on` the key "on", where YAML has the numbers 1 and true.
@@ -294,19 +292,42 @@ def override(item: str, texts: Sequence[str]) -> DictConfig:
         part = OmegaConf.from_dotlist([item])
     except Exception as error:  # yaml's own errors: of the user's text
         raise ConfigError(f"{item!r}: the value is not readable as YAML: {_first_line(error)}") from error
-    for bent in [key for key in texts if _is_bent(part, key)]:
-        OmegaConf.update(part, bent, text)
+    dotted = key.replace("[", ".").replace("]", "")
+    if (texts.get(dotted) == "one" or texts.get(dotted.rpartition(".")[0]) == "by name") and _bent(part, dotted):
+        OmegaConf.update(part, dotted, text)
+    _refuse_bent(part, texts, item)
     return part
 
 
-def _is_bent(part: DictConfig, key: str) -> bool:
-    """Whether YAML made something else of a text: a number, a truth value, a list."""
-    return not isinstance(OmegaConf.select(part, key), str | None)
+def _refuse_bent(part: DictConfig, texts: Mapping[str, str], source: str) -> None:
+    for key in texts:
+        if bent := _bent(part, key):
+            raise ConfigError(f"{source}: {key}: expected text, got {bent[0]!r} as YAML reads it; put it in quotes")
 
 
-def texts_of(cls: type) -> list[str]:
-    """Dotted keys of a dataclass whose values are texts."""
-    return [key for key, kind in _kinds(cls) if kind in (str, str | None)]
+def _bent(part: DictConfig, key: str) -> list[Any]:
+    """What YAML made something else of than a text: numbers, truth values, and so on, in lists and mappings too."""
+    try:
+        value = OmegaConf.select(part, key)
+    except OmegaConfBaseException:  # it refers to another key; what that is, is seen when all is merged
+        return []
+    if isinstance(value, DictConfig):
+        value = list(value.values())
+    values = value if isinstance(value, list | ListConfig) else [value]
+    return [one for one in values if not isinstance(one, str | None)]
+
+
+def texts_of(cls: type) -> dict[str, str]:
+    """Dotted keys of a dataclass whose values are texts: "one", "several" (a list) or "by name" (a mapping)."""
+    forms = {str: "one", list[str]: "several", dict[str, str]: "by name"}
+    found = {key: forms.get(kind) or forms.get(_without_none(kind)) for key, kind in _kinds(cls)}
+    return {key: form for key, form in found.items() if form}
+
+
+def _without_none(kind: Any) -> Any:
+    """`X` of `X | None`."""
+    others = [one for one in get_args(kind) if one is not type(None)]
+    return others[0] if len(others) == 1 else kind
 
 
 def _kinds(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -45,12 +45,12 @@ def summary_tables(name: str, results: Results, reference: str) -> list[Table]:
     if len(results.settings) == 1 or reference not in results.settings:
         return [values]
     against = _table(
-        f"difference to {reference}, paired by seed\n(p: of a two-sided sign-flip test; P: probability that a run is higher)"
+        f"difference to {reference}, paired by seed\n"
+        "(p: of a two-sided sign-flip test; P: probability that a run is higher)"
     )
     for label in PRIMARY.values():
         against.add_column(label, justify="right", no_wrap=True)
-        against.add_column("p", justify="right", no_wrap=True)
-        against.add_column("P", justify="right", no_wrap=True)
+        against.add_column("p\nP", justify="right", no_wrap=True)
     for setting in results.settings:
         if setting != reference:
             against.add_row(
@@ -71,16 +71,16 @@ def _cell(results: Results, setting: str, key: str) -> str:
     return f"{interquartile_mean(values):.3f}\n{low:.2f}–{high:.2f}"
 
 
-def _against(results: Results, setting: str, reference: str, key: str) -> tuple[str, str, str]:
-    """The paired difference with its interval, its p, and the probability of improvement."""
+def _against(results: Results, setting: str, reference: str, key: str) -> tuple[str, str]:
+    """The paired difference with its interval; its p with the probability of improvement."""
     ours, theirs = results.outcome(setting, key), results.outcome(reference, key)
     differences = paired_differences(ours, theirs)
     if len(differences) == 0:
-        return "no common seed", "", ""
+        return "no common seed", ""
     low, high = interval(differences)
     better = probability_of_improvement(*(np.array(list(values.values())) for values in (ours, theirs)))
     p = f"{sign_flip_p(differences):.3f}" if len(differences) <= 20 else ""
-    return f"{interquartile_mean(differences):+.3f}\n{low:+.3f} to {high:+.3f}", p, f"{better:.2f}"
+    return f"{interquartile_mean(differences):+.3f}\n{low:+.3f} to {high:+.3f}", f"{p}\n{better:.2f}"
 
 
 def seeds_of(results: Results) -> str:
@@ -137,8 +137,8 @@ def draw_setting(axis: Any, values: np.ndarray, label: str, index: int) -> None:
     """One setting's curve and band; `values` is [seeds, steps], `index` chooses colour and line style."""
     if not values.size:
         return
-    values = smooth(values)
-    steps = np.arange(1, values.shape[1] + 1)
+    steps = np.flatnonzero(~np.isnan(values).all(axis=0)) + 1  # a last row may hold a validation alone
+    values = smooth(values)[:, steps - 1]
     low, high = interval(values)
     colour = COLOURS[index % len(COLOURS)]
     axis.plot(steps, interquartile_mean(values), color=colour, linestyle=STYLES[index % len(STYLES)], label=label)

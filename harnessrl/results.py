@@ -91,14 +91,26 @@ class Results:
 
     @classmethod
     def read(cls, folder: Path) -> Results:
-        """Read a folder's tables; what is absent is empty."""
-        parts = [_read_csv(folder / f"{name}.csv") for name in ("summary", "curves", "lengths")]
+        """Read a folder's tables; a folder without any is empty.
+
+        Raises:
+            ConfigError: a table that is damaged or lost, a run or a step that is there twice.
+        """
+        paths = [folder / f"{name}.csv" for name in ("summary", "curves", "lengths")]
+        if paths[0].exists() and (missing := [path for path in paths if not path.exists()]):
+            raise ConfigError(f"{missing[0]} is missing beside summary.csv: restore it")
+        parts = [_read_csv(path) for path in paths]
         self = cls()
         for row in parts[0]:
-            self.runs[_key(row, folder)] = row
+            if (key := _key(row, folder)) in self.runs:
+                raise ConfigError(f"{paths[0]}: two rows of {key[0]} seed {key[1]}: remove one")
+            self.runs[key] = row
         for rows, table in zip(parts[1:], (self.curves, self.lengths), strict=True):
             for row in rows:
                 table.setdefault(_key(row, folder), []).append(row)
+        for key, lines in self.curves.items():
+            if len({line.get("step") for line in lines}) < len(lines):
+                raise ConfigError(f"{paths[1]}: a step of {key[0]} seed {key[1]} is there twice: restore it")
         return self
 
     def write(self, folder: Path) -> None:

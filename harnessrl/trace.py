@@ -157,7 +157,8 @@ def read_steps(path: str | Path) -> Iterator[tuple[int, list[Mapping[str, Any]]]
                 )
             seen.add(line.rollout.rollout_id)
         last = step
-        yield step, [line.data for line in lines]
+        ids = [{"rollout_id": line.rollout.rollout_id, "group_id": line.rollout.group_id} for line in lines]
+        yield step, [{**line.data, **own} for line, own in zip(lines, ids, strict=True)]  # numbers became strings
     if trace.cut_line is not None:
         raise ConfigError(
             f"{path}, line {trace.cut_line}: the line is cut; a step without all its rollouts is not trained"

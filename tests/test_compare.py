@@ -52,6 +52,12 @@ def test_compare_shows_what_differs_and_the_numbers(tmp_path, capsys):
         assert len(image.getcolors(maxcolors=10**6)) > 20  # drawn, not blank; for its lines see below
 
 
+def test_a_last_row_of_validation_alone_draws_nothing():
+    curve = np.array([[0.0, 1.0, np.nan]])
+    axis = panels({"a": dict.fromkeys(PANELS, curve)}).axes[0]
+    assert axis.lines[0].get_xdata().tolist() == [1, 2] and axis.lines[0].get_ydata().tolist() == [0.0, 0.5]
+
+
 def test_pictures_draw_the_running_mean_with_its_band():
     seeds = np.array([[0.0, 1.0, 2.0], [1.0, 2.0, 6.0]])
     none = np.zeros((1, 3))
@@ -153,9 +159,22 @@ def test_the_tables_pair_settings_by_seed_and_fit_into_eighty_columns(tmp_path, 
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     value, difference = (number for number, line in enumerate(lines) if line[:1] == ["high"])
     assert lines[value][1] == "0.520"  # interquartile mean of .50 to .54
-    assert lines[difference][1:4] == ["+0.100", "0.062", "1.00"]  # p: all of five are higher, 2 of 32; so is every pair
-    assert lines[difference + 1][:3] == ["+0.100", "to", "+0.100"]
+    assert lines[difference][1:3] == ["+0.100", "0.062"]  # p: all of five are higher, 2 of 32
+    assert lines[difference + 1][:4] == ["+0.100", "to", "+0.100", "1.00"]  # and so is every pair
     assert not any("…" in cell for line in lines for cell in line)
+
+
+def test_the_tables_of_the_longest_names_fit_into_eighty_columns(tmp_path, capsys):
+    from rich.console import Console
+
+    results, _ = grid_of(tmp_path)
+    results.runs = {
+        ("rollout+rollout-mean" if name == "low" else "reinforce_pp_baseline", seed): row
+        for (name, seed), row in results.runs.items()
+    }
+    for table in summary_tables("grid", results, "rollout+rollout-mean"):
+        Console(width=80).print(table)
+    assert "…" not in capsys.readouterr().out
 
 
 def test_a_table_without_its_reference_says_so(tmp_path, capsys):
@@ -185,6 +204,22 @@ def test_a_run_whose_curve_is_lost_is_not_taken_for_recorded(tmp_path):
     results.curves["low", 0][3]["step"] = "x"
     with pytest.raises(ConfigError, match="step is no number"):
         results.curve("low", "reward/mean")
+
+
+def test_tables_that_are_lost_or_hold_a_row_twice_are_refused(tmp_path):
+    results, _ = grid_of(tmp_path)
+    folder = tmp_path / "rows"
+    results.write(folder)
+    for name, words in (("summary", "two rows of high seed 4"), ("curves", "a step of high seed 4 is there twice")):
+        path = folder / f"{name}.csv"
+        text = path.read_text()
+        path.write_text(text + text.splitlines()[-1] + "\n")
+        with pytest.raises(ConfigError, match=words):
+            Results.read(folder)
+        path.write_text(text)
+    (folder / "lengths.csv").unlink()
+    with pytest.raises(ConfigError, match=r"lengths.csv is missing"):
+        Results.read(folder)
 
 
 @pytest.mark.parametrize("damage", ["summary", "curves"])
@@ -244,6 +279,7 @@ def test_a_run_folder_of_another_run_is_no_row(tmp_path):
     ],
 )
 def test_damaged_tables_are_named(tmp_path, file, text, words):
+    Results().write(tmp_path)
     (tmp_path / f"{file}.csv").write_bytes(text)
     with pytest.raises(ConfigError, match=words):
         Results.read(tmp_path).outcome("a", "final_reward")

@@ -37,6 +37,25 @@ def test_a_file_puts_texts_that_yaml_would_bend_in_quotes():
     with pytest.raises(ConfigError, match=r"policy\.name: expected text, got True"):
         make(policy={"source": "x", "name": True})
     assert make(run="202401").run == "202401"
+    with pytest.raises(ConfigError, match=r"train_agents: expected text, got True as YAML reads it"):
+        make(train_agents=["writer", True])
+    with pytest.raises(ConfigError, match=r"task.env_map: expected text, got 1.0"):
+        make(task=GOOD["task"] | {"env_map": {"A": 1.0}})
+
+
+def test_texts_in_lists_and_mappings_stay_too():
+    assert make("task.env_map.A=on", "task.env_map.B=input.x").task.env_map == {"A": "on", "B": "input.x"}
+    assert make('train_agents=[writer,"on"]').train_agents == ["writer", "on"]
+    with pytest.raises(
+        ConfigError, match=r"'train_agents=\[on\]': train_agents: expected text|train_agents=\[on\]: train_agents"
+    ):
+        make("train_agents=[on]")
+
+
+def test_a_value_may_refer_to_another_key_that_exists():
+    assert make("run=s${seed}", "seed=3").run == "s3"
+    with pytest.raises(ConfigError, match="nope"):
+        make("run=${nope}")
 
 
 @pytest.mark.parametrize(

@@ -120,8 +120,9 @@ class UpstreamBackend:
             answer = None
         if status >= 400:
             raise _refused(status, answer, retry)
-        choices = answer.get("choices") if isinstance(answer, dict) else None
-        if not choices or any(choice.get("finish_reason") in (None, "abort", "error") for choice in choices):
+        if wrong := _malformed(answer, body.get("n") or 1):
+            raise ApiError(503, f"the model server gave no answer that can be read: {wrong}", retry_after=retry)
+        if any(choice.get("finish_reason") in (None, "abort", "error") for choice in answer["choices"]):
             raise ApiError(503, "the model server ended the request without an answer", retry_after=retry)
         return dict(answer)
 
@@ -158,7 +159,7 @@ class UpstreamBackend:
             policy_version=server["version"],
             finish_reason=choice["finish_reason"],
             agent=turn.agent,
-            constrained=turn.mode != "train" and bool(masks(turn.ask.body)),
+            constrained=turn.foreign or (turn.mode != "train" and bool(masks(turn.ask.body))),
             request=turn.raw,
             response=orjson.dumps(_shown(turn.ask, {**answer, "choices": [choice]})),
             meta=meta,
@@ -186,6 +187,32 @@ def _refused(status: int, answer: Any, retry: int) -> ApiError:
     code = error.get("code") if isinstance(error, dict) else None
     overflow = status == 400 and ("context length" in message or code == "context_length_exceeded")
     return ApiError(status, message, code="context_length_exceeded" if overflow else None)
+
+
+def _malformed(answer: Any, count: int) -> str:
+    """What is wrong with the shape of an answer; "" where nothing is."""
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        return "choices must be a list of objects"
+    if len(choices) != count:
+        return f"{count} choice(s) were asked for, {len(choices)} came"
+    for where in (answer, *choices):
+        for name in _IDS:
+            ids = where.get(name) or []
+            if not isinstance(ids, list) or not all(type(index) is int and 0 <= index < 2**31 for index in ids):
+                return f"{name} must be a list of ids"
+    for choice in choices:
+        if not isinstance(choice.get("finish_reason"), str | None):
+            return "finish_reason must be a string"
+        logprobs = choice.get("logprobs") or {}
+        content = logprobs.get("content") if isinstance(logprobs, dict) else "none"
+        values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
+        if not isinstance(content, list | None) or not all(isinstance(item, dict) for item in content or []):
+            return "logprobs.content must be a list of objects"
+        numbers = values if values is not None else [item.get("logprob") for item in content or []]
+        if not isinstance(numbers, list) or not all(isinstance(x, int | float | None) for x in numbers):
+            return "logprobs must be numbers"
+    return ""
 
 
 def _ids(answer: dict[str, Any], choice: dict[str, Any], name: str) -> NDArray[np.int32]:

@@ -33,6 +33,7 @@ from harnessrl.train.penalty import penalised, reference_packs, rollout_kl
 from harnessrl.train.policy import load_model
 from harnessrl.train.roller import Rolled, Roller
 from harnessrl.train.update import Sums, Updater, warmup
+from harnessrl.train.verify import verify
 
 
 def train(config: Config) -> dict[str, float]:
@@ -152,7 +153,9 @@ class Trainer:
 
     def roller(self, display: Display) -> Roller:
         """Rank 0's roller; its engine begins with the weights of the policy's folder."""
-        return Roller(self.config, self.folder, self.engine_model(), self.position, display)
+        model = self.engine_model()
+        verify(model)
+        return Roller(self.config, self.folder, model, self.position, display)
 
     def penalise(self, rolled: Rolled | None) -> Rolled | None:
         """With the KL in the reward, take it from the rewards of rank 0's rollouts; all ranks compute it."""

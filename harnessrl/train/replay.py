@@ -10,14 +10,20 @@ from harnessrl.errors import ConfigError
 from harnessrl.train.batch import Batch
 
 
-def check_vocabulary(items: Sequence[Mapping[str, Any]], vocabulary: int, path: str) -> None:
-    """Refuse token ids that the policy does not have: the record belongs to another tokenizer.
+def check_calls(items: Sequence[Mapping[str, Any]], vocabulary: int, context: int, path: str) -> None:
+    """Refuse token ids and positions that the policy does not have: the record belongs to another one.
 
     Raises:
         ConfigError: by rollout and call.
     """
     for item in items:
         for call in item["calls"]:
+            tokens = len(call["prompt_ids"] or ()) + len(call["response_ids"] or ())
+            if tokens > context:
+                raise ConfigError(
+                    f"replay: {path}: rollout {item['rollout_id']!r}, call {call['call_id']!r} has {tokens} tokens; the "
+                    f"policy has {context} positions"
+                )
             largest = max((*(call["prompt_ids"] or ()), *(call["response_ids"] or ())), default=0)
             if largest >= vocabulary:
                 raise ConfigError(

@@ -27,7 +27,7 @@ from harnessrl.train import checkpoint
 from harnessrl.train.batch import Batch, Finished, make_batch, make_updates
 from harnessrl.train.collect import Services, collect, rollout_specs
 from harnessrl.train.engine_server import EngineServer
-from harnessrl.train.replay import advantage_gap, check_vocabulary
+from harnessrl.train.replay import advantage_gap, check_calls
 from harnessrl.train.resample import collect_groups
 from harnessrl.train.summary import batch_metrics, drift_share, histograms, version_age
 from harnessrl.train.validation import Validation
@@ -157,7 +157,8 @@ class Roller:
     def _replayed(self, step: int) -> list[dict[str, Any]]:
         for recorded, items in self.recorded:
             if recorded == step:
-                check_vocabulary(items, self.model.config.get_text_config().vocab_size, str(self.config.replay))
+                model = self.model.config.get_text_config()
+                check_calls(items, model.vocab_size, model.max_position_embeddings, str(self.config.replay))
                 return [dict(item) for item in items]
         raise ConfigError(f"replay: {self.config.replay} has no step {step}")
 

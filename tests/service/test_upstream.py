@@ -1,6 +1,7 @@
 """In front of an OpenAI-compatible server: a toy one that answers as vLLM does, over real HTTP."""
 
 import asyncio
+import re
 from contextlib import asynccontextmanager
 
 import pytest
@@ -145,6 +146,41 @@ def test_an_answer_after_the_rollouts_end_is_not_delivered(tmp_path):
         go_on.set()
         assert (await late)[0] == 200
         assert [call["delivered"] for call in await client.calls("r0")] == [True, False]
+
+    over(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"choices": {"0": 1}}, "choices must be a list of objects"),
+        ({"choices": ["ab"]}, "choices must be a list of objects"),
+        ({"choices": [vllm_choice(0, True), vllm_choice(1, True)]}, r"1 choice\(s\) were asked for, 2 came"),
+        ({"choices": [vllm_choice(0, True) | {"token_ids": [7, -1]}]}, "token_ids must be a list of ids"),
+        ({"choices": [vllm_choice(0, True) | {"token_ids": [7, 1.5]}]}, "token_ids must be a list of ids"),
+        ({"prompt_token_ids": "abc"}, "prompt_token_ids must be a list of ids"),
+        ({"choices": [vllm_choice(0, True) | {"finish_reason": 3}]}, "finish_reason must be a string"),
+        ({"choices": [vllm_choice(0, True) | {"logprobs": [1]}]}, "logprobs.content must be"),
+        ({"choices": [vllm_choice(0, True) | {"logprobs": {"content": ["a", "b"]}}]}, "logprobs.content must be"),
+        ({"choices": [vllm_choice(0, True) | {"logprobs": {"token_logprobs": ["a"]}}]}, "logprobs must be numbers"),
+    ],
+)
+def test_an_answer_of_another_shape_is_refused_and_nothing_recorded(tmp_path, change, words):
+    async def test(client, upstream, url):
+        upstream.change = lambda answer: answer | change
+        status, body = await client.chat("r0")
+        assert status == 503 and re.search(words, body["error"]["message"])
+        assert [call.get("response_token_ids") for call in await client.calls("r0")] == [[]]
+
+    over(tmp_path, test)
+
+
+def test_a_val_call_of_a_trained_rollout_is_not_the_policys_own(tmp_path):
+    async def test(client, upstream, url):
+        await client.create("held-out", is_train=False)
+        for rollout in ("r0", "held-out"):
+            await client.chat(rollout, mode="val", top_p=0.5)
+        assert [(await client.calls(rollout))[0]["constrained"] for rollout in ("r0", "held-out")] == [True, False]
 
     over(tmp_path, test)
 

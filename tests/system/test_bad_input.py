@@ -79,6 +79,12 @@ def test_a_replay_of_another_tokenizer_is_refused_by_call(tmp_path):
     config = write_config(tmp_path)
     refused = harnessrl("train", config, f"replay={record(tmp_path, LINE % ('a', 70000))}", "steps=1")
     assert refused.returncode == 2 and "rollout 'a', call 'c' holds token id 70000" in refused.stderr
+    long = LINE.replace('"prompt_ids": [1]', f'"prompt_ids": {[1] * 600}').replace('"g"', "3") % ("a", 5)
+    refused = harnessrl("train", config, f"replay={record(tmp_path, long)}", "steps=1")
+    assert (
+        refused.returncode == 2
+        and "rollout 'a', call 'c' has 601 tokens; the policy has 256 positions" in refused.stderr
+    )
 
 
 def test_a_harness_that_cannot_start_is_refused(tmp_path):
