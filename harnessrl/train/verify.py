@@ -33,27 +33,38 @@ def verify(model: PreTrainedModel) -> None:
     Raises:
         ConfigError: they differ, by which and how far.
     """
-    vocabulary = model.config.get_text_config().vocab_size
-    ids = np.random.default_rng(0).integers(0, vocabulary, SHARED + 2 * OWN).tolist()
-    prompts = [ids[:SHARED] + ids[SHARED:-OWN], ids[:SHARED] + ids[-OWN:]]
-    engine = TorchEngine(model, max_batch=2, max_context=SHARED + OWN + SAMPLED)
-    replies = engine.generate(prompts, [Sampling(max_tokens=SAMPLED, noise=noise) for noise in (1, 2)])
-    sampled = np.concatenate([reply.logprobs for reply in replies])
-    samples = _samples(prompts, [reply.ids for reply in replies])
-    policy, device = Policy(model), str(model.device)
-    found = {
-        "the engine": sampled,
-        "a pack": score(policy, pack(samples, [0, 1]), 1.0, device).logprobs.float().cpu().numpy(),
-        "a tree of prefixes": score(policy, pack_tree(samples, [0, 1]), 1.0, device).logprobs.float().cpu().numpy(),
-    }
-    plain = np.concatenate([_plain(model, prompt, reply.ids) for prompt, reply in zip(prompts, replies, strict=True)])
+    name = type(model).__name__
+    try:
+        plain, found = _logprobs(model)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a model of unknown make raises, it cannot be used
+        raise ConfigError(f"policy.source: {name} cannot be sampled from or scored: {error}") from error
     for what, logprobs in found.items():
         gap = float(np.abs(np.sort(logprobs) - np.sort(plain)).max())  # a tree has its tokens in an order of its own
         if gap > TOLERANCE.get(model.dtype, LOOSE):
             raise ConfigError(
-                f"policy.source: {type(model).__name__}: logprobs of {what} differ from those of its own forward by up to "
-                f"{gap:.2g} nats a token: it is not supported"
+                f"policy.source: {name}: logprobs of {what} differ from those of its own forward by up to {gap:.2g} nats a "
+                "token: it is not supported"
             )
+
+
+def _logprobs(model: PreTrainedModel) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Of the sampled tokens: by the model's own forward, and by each of our ways."""
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = np.random.default_rng(0).integers(0, vocabulary, SHARED + 2 * OWN).tolist()
+    prompts = [ids[:-OWN], ids[:SHARED] + ids[-OWN:]]
+    engine = TorchEngine(model, max_batch=2, max_context=SHARED + OWN + SAMPLED)
+    replies = engine.generate(prompts, [Sampling(max_tokens=SAMPLED, noise=noise) for noise in (1, 2)])
+    samples = _samples(prompts, [reply.ids for reply in replies])
+    policy, device = Policy(model), str(model.device)
+    found = {
+        "a pack": score(policy, pack(samples, [0, 1]), 1.0, device).logprobs.float().cpu().numpy(),
+        "a tree of prefixes": score(policy, pack_tree(samples, [0, 1]), 1.0, device).logprobs.float().cpu().numpy(),
+        "the engine": np.concatenate([reply.logprobs for reply in replies]),
+    }
+    plain = [_plain(model, prompt, reply.ids) for prompt, reply in zip(prompts, replies, strict=True)]
+    return np.concatenate(plain), found
 
 
 def _samples(prompts: list[list[int]], responses: list[np.ndarray]) -> list[Sample]:

@@ -29,7 +29,7 @@ def test_supported_families_pass_and_take_layouts_afterwards(family):
 @pytest.mark.parametrize(
     ("family", "changes", "words"),
     [
-        ("Bert", {"is_decoder": True}, "logprobs of the engine differ from those of its own forward"),  # a head of its own
+        ("Bert", {"is_decoder": True}, "logprobs of a pack differ from those of its own forward"),  # a head of its own
         ("Gemma3Text", {**FULL, "use_bidirectional_attention": True}, "differ from those of its own forward"),
         ("Gemma2", {**FULL, "attn_logit_softcapping": None, "final_logit_softcapping": 1.0}, "differ from those of its own"),
         ("Falcon", {}, "attends 0 times in 2 layers"),  # positions counted by itself, and a mask of its own
