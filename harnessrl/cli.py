@@ -283,8 +283,9 @@ def _alone(arguments: argparse.Namespace) -> int:
 
     from omegaconf import OmegaConf
 
-    from harnessrl.config import describe, override, texts_of
+    from harnessrl.config import describe
     from harnessrl.service import main, settings, worker
+    from harnessrl.texts import override, texts_of
 
     kind, serve = {
         "gateway": (settings.ServiceConfig, main.serve),

@@ -6,17 +6,18 @@ Every `config.yaml` holds differences from the defaults below. `key=value` on th
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING as REQUIRED
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
-from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
+from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harnessrl.errors import ConfigError
 from harnessrl.limits import check
+from harnessrl.texts import first_line, override, refuse_bent, texts_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,78 +266,16 @@ def from_mapping(data: dict[str, Any], overrides: Sequence[str], source: Path) -
             sys.path.insert(0, str(folder))
     texts = texts_of(Config)
     config, part = OmegaConf.structured(Config), OmegaConf.create(data)
-    _refuse_bent(part, texts, str(source))
+    refuse_bent(part, texts, str(source))
     config = _merge(config, part, str(source))
     for item in overrides:
         config = _merge(config, override(item, texts), item)
     try:
         resolved: Config = OmegaConf.to_object(config)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{source}: {_first_line(error)}") from error
+        raise ConfigError(f"{source}: {first_line(error)}") from error
     check(resolved)
     return resolved
-
-
-def override(item: str, texts: Mapping[str, str]) -> DictConfig:
-    """One `key=value`; the value is read as YAML, but that of a key among `texts` stays as it is typed.
-
-    `run=001` is the run "001" and `key=on` the key "on", where YAML has the numbers 1 and true.
-
-    Raises:
-        ConfigError: no key=value, or a value that is no YAML.
-    """
-    key, equals, text = item.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"{item!r}: expected key=value")
-    try:
-        part = OmegaConf.from_dotlist([item])
-    except Exception as error:  # yaml's own errors: of the user's text
-        raise ConfigError(f"{item!r}: the value is not readable as YAML: {_first_line(error)}") from error
-    dotted = key.replace("[", ".").replace("]", "")
-    if (texts.get(dotted) == "one" or texts.get(dotted.rpartition(".")[0]) == "by name") and _bent(part, dotted):
-        OmegaConf.update(part, dotted, text)
-    _refuse_bent(part, texts, item)
-    return part
-
-
-def _refuse_bent(part: DictConfig, texts: Mapping[str, str], source: str) -> None:
-    for key in texts:
-        if bent := _bent(part, key):
-            raise ConfigError(f"{source}: {key}: expected text, got {bent[0]!r} as YAML reads it; put it in quotes")
-
-
-def _bent(part: DictConfig, key: str) -> list[Any]:
-    """What YAML made something else of than a text: numbers, truth values, and so on, in lists and mappings too."""
-    try:
-        value = OmegaConf.select(part, key)
-    except OmegaConfBaseException:  # it refers to another key; what that is, is seen when all is merged
-        return []
-    if isinstance(value, DictConfig):
-        value = list(value.values())
-    values = value if isinstance(value, list | ListConfig) else [value]
-    return [one for one in values if not isinstance(one, str | None)]
-
-
-def texts_of(cls: type) -> dict[str, str]:
-    """Dotted keys of a dataclass whose values are texts: "one", "several" (a list) or "by name" (a mapping)."""
-    forms = {str: "one", list[str]: "several", dict[str, str]: "by name"}
-    found = {key: forms.get(kind) or forms.get(_without_none(kind)) for key, kind in _kinds(cls)}
-    return {key: form for key, form in found.items() if form}
-
-
-def _without_none(kind: Any) -> Any:
-    """`X` of `X | None`."""
-    others = [one for one in get_args(kind) if one is not type(None)]
-    return others[0] if len(others) == 1 else kind
-
-
-def _kinds(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of a dataclass and their types."""
-    for name, kind in get_type_hints(cls).items():
-        if is_dataclass(kind):
-            yield from _kinds(kind, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", kind
 
 
 def package_root(path: Path) -> Path:
@@ -353,18 +292,13 @@ def _merge(config: Any, part: Any, source: str) -> Any:
     except OmegaConfBaseException as error:
         key = getattr(error, "full_key", None)
         allowed = _allowed(config, key) if type(error).__name__ == "ConfigKeyError" else ""
-        raise ConfigError(f"{source}: {f'{key}: ' if key else ''}{_first_line(error)}{allowed}") from error
+        raise ConfigError(f"{source}: {f'{key}: ' if key else ''}{first_line(error)}{allowed}") from error
 
 
 def _allowed(config: Any, key: str | None) -> str:
     parent = (key or "").rpartition(".")[0]
     node = OmegaConf.select(config, parent) if parent else config
     return f"; allowed: {', '.join(str(name) for name in node)}"
-
-
-def _first_line(error: Exception) -> str:
-    line = str(error).partition("\n")[0]
-    return "has no value (YAML wants a space after a mapping's colon)" if line.endswith("is not Optional") else line
 
 
 def describe(cls: type, prefix: str = "") -> list[tuple[str, str, str]]:

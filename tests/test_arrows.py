@@ -14,7 +14,8 @@ ALLOWED = {
     "service": {"adapter", "errors"},
     "engine": {"attention", "service.wire"},
     "limits": {"config", "errors"},  # config as a type only
-    "config": {"errors", "limits"},
+    "config": {"errors", "limits", "texts"},
+    "texts": {"errors"},
     "trace": {"adapter", "errors"},
     "preflight": {"config", "errors", "metrics", "trace"},
     "inspect": {"adapter", "errors", "trace"},
@@ -49,6 +50,7 @@ LIGHT_ROOMS = {
     "service",
     "errors",
     "config",
+    "texts",
     "limits",
     "display",
     "processes",
