@@ -29,7 +29,9 @@ def run(argv: Sequence[str]) -> int:
     if os.environ.get("HARNESSRL_FOLLOW_STDIN"):
         threading.Thread(target=_follow_stdin, daemon=True).start()
     try:
-        return arguments.command(arguments)  # type: ignore[no-any-return]
+        code: int = arguments.command(arguments)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         again = (
             "; the same command continues from the last checkpoint" if arguments.command in (_train, _ablate) else ""

@@ -1,11 +1,13 @@
 """Bad input is one clear message and exit code 2, before anything starts."""
 
+import os
 import socket
+import subprocess
 
 import pytest
 
-from tests.system.running import harnessrl
-from tests.system.toy import write_config
+from tests.system.running import ENV, ROOT, harnessrl
+from tests.system.toy import command, write_config
 
 
 def test_an_occupied_port_and_a_missing_name_stop_before_anything_starts(tmp_path):
@@ -94,6 +96,17 @@ def test_a_harness_that_cannot_start_is_refused(tmp_path):
     ):
         refused = harnessrl("train", write_config(tmp_path, **changes))
         assert refused.returncode == 2 and words in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_a_reader_that_has_gone_ends_a_command_in_silence():
+    """As `harnessrl train keys | head -1` does."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        command("train", "keys"), cwd=ROOT, env=ENV, stdout=writing, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_a_stream_of_inputs_that_ends_stops_the_run_in_words(tmp_path):
