@@ -120,7 +120,7 @@ def panels(curves: Mapping[str, Mapping[str, np.ndarray]], notes: Sequence[str] 
     for axis in axes[1]:
         axis.set_xlabel("step")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
-    text = "\n".join([*notes, f"running mean of {SMOOTH} steps"])
+    text = "\n".join([f"Running mean of {SMOOTH} steps.", *notes])
     figure.supxlabel(text, fontsize=7.5, x=0.01, ha="left")
     return figure
 
