@@ -81,7 +81,7 @@ class Batch:
     rewards: np.ndarray
     """float64 [R], those that advantages are computed from: NaN where unscored, or overlong and masked."""
     advantages: np.ndarray
-    """float64 [R]; 0 where unscored."""
+    """float64 [R]; 0 where unscored or replaced."""
     overlong: np.ndarray
     """bool [R], rollouts of more than `task.overlong_tokens` sampled tokens."""
     resampled: np.ndarray
