@@ -45,7 +45,7 @@ def use_layouts(model: PreTrainedModel) -> PreTrainedModel:
     config, name = model.config.get_text_config(), type(model).__name__
     if other := sorted({*(getattr(config, "layer_types", None) or ())} - {"full_attention"}):
         raise ConfigError(f"policy.source: {name} has layers of {other[0]}; only full attention is supported")
-    elif not getattr(config, "layer_types", None) and getattr(config, "sliding_window", None):
+    if not getattr(config, "layer_types", None) and getattr(config, "sliding_window", None):
         raise ConfigError(f"policy.source: {name} has a sliding window; only full attention is supported")
     if any(isinstance(module, torch.nn.Conv1d) for module in model.modules()):
         raise ConfigError(f"policy.source: {name} has convolutions over tokens; only full attention is supported")

@@ -41,7 +41,7 @@ def verify(model: PreTrainedModel) -> None:
     except Exception as error:  # whatever a model of unknown make raises, it cannot be used
         raise ConfigError(f"policy.source: {name} cannot be sampled from or scored: {error}") from error
     for what, logprobs in found.items():
-        gap = float(np.abs(np.sort(logprobs) - np.sort(plain)).max())  # a tree has its tokens in an order of its own
+        gap = float(np.abs(logprobs - plain).max())
         if gap > TOLERANCE.get(model.dtype, LOOSE):
             raise ConfigError(
                 f"policy.source: {name}: logprobs of {what} differ from those of its own forward by up to {gap:.2g} nats a "
@@ -57,10 +57,12 @@ def _logprobs(model: PreTrainedModel) -> tuple[np.ndarray, dict[str, np.ndarray]
     engine = TorchEngine(model, max_batch=2, max_context=SHARED + OWN + SAMPLED)
     replies = engine.generate(prompts, [Sampling(max_tokens=SAMPLED, noise=noise) for noise in (1, 2)])
     samples = _samples(prompts, [reply.ids for reply in replies])
-    policy, device = Policy(model), str(model.device)
+    policy, device, tree = Policy(model), str(model.device), pack_tree(samples, [0, 1])
+    by_node = score(policy, tree, 1.0, device).logprobs.float().cpu().numpy()
+    order = np.argsort(tree.sample_index[tree.scored], kind="stable")  # a tree has its tokens in an order of its own
     found = {
         "a pack": score(policy, pack(samples, [0, 1]), 1.0, device).logprobs.float().cpu().numpy(),
-        "a tree of prefixes": score(policy, pack_tree(samples, [0, 1]), 1.0, device).logprobs.float().cpu().numpy(),
+        "a tree of prefixes": by_node[order],
         "the engine": np.concatenate([reply.logprobs for reply in replies]),
     }
     plain = [_plain(model, prompt, reply.ids) for prompt, reply in zip(prompts, replies, strict=True)]
@@ -72,7 +74,8 @@ def _samples(prompts: list[list[int]], responses: list[np.ndarray]) -> list[Samp
         Call(call_id=str(at), prompt_ids=prompt, response_ids=ids, logprobs=np.zeros(len(ids)))
         for at, (prompt, ids) in enumerate(zip(prompts, responses, strict=True))
     ]
-    return list(merge_calls(Rollout(rollout_id="r", group_id="g", calls=calls), strategy="per_call").samples)
+    merged = merge_calls(Rollout(rollout_id="r", group_id="g", calls=calls), strategy="per_call")
+    return sorted(merged.samples, key=lambda sample: sample.spans[0].call_id)
 
 
 def _plain(model: PreTrainedModel, prompt: list[int], response: np.ndarray) -> np.ndarray:
